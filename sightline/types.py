@@ -1,0 +1,103 @@
+"""One named type per hop of a request; docs/architecture.md draws the way. No torch here.
+
+HTTP body or Python call ─► messages ─► MediaRef ─► MediaItem ─► Request ─► (engine)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Message = Mapping[str, Any]  # an OpenAI-style chat message: role, content (text or a list of parts)
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """What an image's header says; width and height are as displayed, after EXIF orientation."""
+
+    format: str  # Pillow's name: JPEG, PNG, WEBP, …; RGB for raw pixels handed over in memory
+    width: int
+    height: int
+    orientation: int  # EXIF 1..8; 5..8 mean that stored width and height are swapped
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """What demuxing a video says, without decoding a frame; width and height are as displayed."""
+
+    format: str
+    width: int
+    height: int
+    frame_count: int  # packets of the video stream
+    fps: float
+    duration: float  # seconds, frame_count / fps
+
+
+@dataclass(frozen=True)
+class MediaRef:
+    """Encoded bytes, their SHA-256 and their header. No pixel has been decoded."""
+
+    kind: Literal["image", "video"]
+    data: bytes = field(repr=False)
+    digest: bytes  # SHA-256 of data (and of the size, for raw pixels), 32 bytes
+    header: ImageHeader | VideoHeader
+    source: str  # for messages to the user: a path, a shortened URL, "<bytes>"
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One image or video of a request, with everything that follows from its header."""
+
+    ref: MediaRef
+    key: bytes  # 32 bytes: digest, processor fingerprint and sampling; equal keys mean equal embedding rows
+    grid: tuple[int, int, int]  # (frames / temporal_patch, rows, columns) in patches
+    resized: tuple[int, int]  # (height, width) in pixels
+    frame_indices: tuple[int, ...]  # frames of a video to decode, ascending, repeats allowed; empty for an image
+    frame_times: tuple[float, ...]  # seconds of those frames; empty for an image
+    rows: int  # embedding rows: grid volume / merge²
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+
+@dataclass(frozen=True)
+class MediaSpan:
+    """Where rows of an item stand in the prompt: token_ids[start : start + count] take rows[row : row + count]."""
+
+    item: int  # index into Request.items
+    start: int
+    count: int
+    row: int
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen. Fields left None take the model's generation_config, else the value named here."""
+
+    max_tokens: int | None = None  # 256
+    temperature: float | None = None  # 1.0; 0 means greedy
+    top_p: float | None = None  # 1.0
+    top_k: int | None = None  # 0, all
+    min_p: float | None = None  # 0.0
+    repetition_penalty: float | None = None  # 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt that is complete: ids, where media rows go, positions. Built from headers alone."""
+
+    token_ids: NDArray[np.int32]  # [tokens]
+    positions: NDArray[np.int32]  # [3, tokens]: time, height, width
+    position_delta: int  # position of token n >= tokens, on all axes, is n + position_delta
+    items: tuple[MediaItem, ...]
+    spans: tuple[MediaSpan, ...]  # ascending by start, not overlapping
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
