@@ -1,0 +1,55 @@
+"""Every setting, once: a frozen dataclass tree with a default and a sentence per field. The command line is derived from it.
+
+Flag names are the field names with dashes, as in `vllm serve` where the meaning is the same.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def setting(default: Any, doc: str) -> Any:
+    """A field with a default and the sentence that `--help` shows."""
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model runs, where, and in which numbers."""
+
+    model: str = setting("", "Checkpoint folder or Hub id; empty means the model that comes with the package.")
+    revision: str | None = setting(None, "Branch, tag or commit of a Hub model.")
+    load_format: Literal["safetensors", "dummy"] = setting(
+        "safetensors", "'dummy' fills a full-size model with random weights and reads no weight file."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = setting(
+        "auto", "Numbers the model runs in; 'auto' is the checkpoint's on a GPU and float32 on a CPU."
+    )
+    device: str = setting("auto", "'cpu', 'cuda' or 'cuda:N'; 'auto' takes a GPU when there is one.")
+    max_model_len: int | None = setting(None, "Longest prompt plus answer in tokens; by default what the model was made for.")
+    page_size: int = setting(16, "Tokens per page of the key/value cache.")
+    seed: int = setting(0, "Seed of dummy weights and of requests that name none.")
+
+
+@dataclass(frozen=True)
+class MediaConfig:
+    """What images and videos may be, and where they may come from."""
+
+    max_image_mb: int = setting(64, "Largest encoded image in MB.")
+    max_video_mb: int = setting(1024, "Largest encoded video in MB.")
+    max_image_pixels: int = setting(200_000_000, "Images whose header names more pixels are refused before decoding.")
+    max_video_frames: int = setting(100_000, "Videos with more packets are refused.")
+    fetch_timeout_s: float = setting(20.0, "Time limit for fetching one http(s) image or video.")
+    allowed_media_domains: tuple[str, ...] = setting((), "If given, http(s) media may come from these hosts only.")
+    allow_http: bool = setting(True, "Whether http(s) URLs are fetched at all.")
+    allowed_local_media_path: str | None = setting(
+        "/", "Local files outside this folder are refused; None refuses all. The library default allows every file."
+    )
+    min_pixels: int | None = setting(None, "Overrides the checkpoint's smallest image area in pixels.")
+    max_pixels: int | None = setting(None, "Overrides the checkpoint's largest image area in pixels.")
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
