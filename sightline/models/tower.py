@@ -1,0 +1,166 @@
+"""The vision tower: patches in, embedding rows out. One class for every family; VisionSpec says what differs."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sightline.models.inputs import TowerBatch
+from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, make_norm
+from sightline.ops.activations import gelu, silu_mul
+from sightline.ops.attention import segment_attention
+from sightline.ops.position_grid import interpolate_position_grid
+from sightline.ops.rotary import RotaryTable, make_rotary_table, vision_rotary
+from sightline.spec import VisionSpec
+
+# Patches along a side of an image. smart_resize keeps areas below some 17 M pixels and aspects below 200, which is at most
+# 4,160 patches of 14 pixels.
+MAX_GRID_SIDE = 8192
+
+
+class PatchEmbedding(nn.Module):
+    """One linear map per patch: the checkpoint's Conv3d never slides, for its stride equals its kernel.
+
+    A still image is the same frame `temporal` times, so its patches come with one copy (compact) and meet the sum of the
+    kernel's temporal slices: half the bytes and half the work.
+    """
+
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        self.temporal = spec.temporal_patch_size
+        self.channels = spec.in_channels
+        width = spec.in_channels * spec.temporal_patch_size * spec.patch_size**2
+        self.weight = nn.Parameter(torch.empty(spec.hidden_size, width))  # columns ordered (channel, time, row, column)
+        self.bias = nn.Parameter(torch.empty(spec.hidden_size)) if spec.patch_bias else None
+        self.folded: torch.Tensor
+
+    def prepare(self) -> None:
+        slices = self.weight.detach().unflatten(1, (self.channels, self.temporal, -1))
+        self.folded = slices.float().sum(2).flatten(1).to(self.weight.dtype)
+
+    def forward(self, patches: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        full_width = self.weight.shape[1]
+        embedded = []
+        for part in patches:
+            weight = self.weight if part.shape[1] == full_width else self.folded
+            embedded.append(F.linear(part.to(weight.dtype), weight, self.bias))
+        return embedded[0] if len(embedded) == 1 else torch.cat(embedded)
+
+
+class TowerBlock(nn.Module):
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        self.heads = spec.num_heads
+        self.norm1 = make_norm(spec.norm, spec.hidden_size, spec.norm_eps)
+        self.qkv = nn.Linear(spec.hidden_size, 3 * spec.hidden_size, bias=spec.qkv_bias)
+        self.proj = nn.Linear(spec.hidden_size, spec.hidden_size, bias=spec.proj_bias)
+        self.norm2 = make_norm(spec.norm, spec.hidden_size, spec.norm_eps)
+        mlp = GeluMLP if spec.mlp == "gelu_tanh" else GatedMLP
+        self.mlp = mlp(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,  # [patches, hidden_size]
+        row_col: torch.Tensor,
+        table: RotaryTable,
+        starts: torch.Tensor,
+        lengths: tuple[int, ...],
+    ) -> torch.Tensor:
+        qkv = self.qkv(self.norm1(hidden)).unflatten(1, (3, self.heads, -1))
+        vision_rotary(qkv, row_col, table)
+        q, k, v = qkv.unbind(1)
+        attended = self.proj(segment_attention(q, k, v, starts, lengths).flatten(1))
+        normed, hidden = self.norm2.after_add(attended, hidden)
+        return hidden + self.mlp(normed)
+
+
+class MlpMerger(nn.Module):
+    """merge² patches to one row: norm, two linear maps with exact GELU between.
+
+    The main merger normalises each patch and then joins them; deepstack mergers join first and normalise the joined vector.
+    """
+
+    def __init__(self, spec: VisionSpec, norm_after_join: bool) -> None:
+        super().__init__()
+        self.joined = spec.hidden_size * spec.merge_size**2
+        self.norm_after_join = norm_after_join
+        self.norm = make_norm(spec.merger_norm, self.joined if norm_after_join else spec.hidden_size, spec.norm_eps)
+        self.fc1 = nn.Linear(self.joined, self.joined)
+        self.fc2 = nn.Linear(self.joined, spec.out_hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.norm_after_join:
+            joined = self.norm(hidden.view(-1, self.joined))
+        else:
+            joined = self.norm(hidden).view(-1, self.joined)
+        out: torch.Tensor = self.fc2(gelu(self.fc1(joined)))
+        return out
+
+
+class ConvGatedMerger(nn.Module):
+    """GLM: norm, a 2x2 convolution on each merge block (a linear map here), projection, LayerNorm, GELU, gated MLP."""
+
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        size = spec.out_hidden_size
+        self.joined = spec.hidden_size * spec.merge_size**2
+        self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.downsample = nn.Linear(self.joined, size)  # columns ordered (row, column, channel), as patches join
+        self.proj = nn.Linear(size, size, bias=False)
+        self.norm = LayerNorm(size, 1e-5)  # torch's default; the checkpoint's config has no field for it
+        self.gate_up = nn.Linear(size, 2 * spec.merger_intermediate_size, bias=False)
+        self.down = nn.Linear(spec.merger_intermediate_size, size, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = self.downsample(self.input_norm(hidden).view(-1, self.joined))
+        rows = gelu(self.norm(self.proj(rows)))
+        out: torch.Tensor = self.down(silu_mul(self.gate_up(rows)))
+        return out
+
+
+class VisionTower(nn.Module):
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embed = PatchEmbedding(spec)
+        self.patch_norm = RMSNorm(spec.hidden_size, spec.norm_eps) if spec.patch_norm else None
+        grid = spec.position_grid
+        self.position_table = nn.Parameter(torch.empty(grid.side**2, spec.hidden_size)) if grid else None
+        self.blocks = nn.ModuleList(TowerBlock(spec) for _ in range(spec.depth))
+        self.merger = ConvGatedMerger(spec) if spec.merger == "conv_gated" else MlpMerger(spec, norm_after_join=False)
+        self.deepstack_mergers = nn.ModuleList(MlpMerger(spec, norm_after_join=True) for _ in spec.deepstack_layers)
+        self.rotary: RotaryTable
+
+    def prepare(self) -> None:
+        """Makes what follows from the weights; called once after they are loaded."""
+        self.patch_embed.prepare()
+        device = self.patch_embed.weight.device
+        self.rotary = make_rotary_table(MAX_GRID_SIDE, self.spec.head_dim // 2, self.spec.rope_theta, device)
+
+    def forward(self, batch: TowerBatch) -> torch.Tensor:
+        """Embedding rows of all items, [rows, row_width]: the merged row, then one per deepstack tap."""
+        hidden = self._embed(batch)
+        windows, window_spec = batch.windows, self.spec.window
+        if windows is not None:
+            unit = self.spec.merge_size**2
+            hidden = hidden.unflatten(0, (-1, unit))[windows.order].flatten(0, 1)
+        taps = []
+        for index, block in enumerate(self.blocks):
+            starts, lengths = batch.segment_starts, batch.segment_lengths
+            if windows is not None and window_spec is not None and index not in window_spec.full_attention_layers:
+                starts, lengths = windows.starts, windows.lengths
+            hidden = block(hidden, batch.row_col, self.rotary, starts, lengths)
+            if index in self.spec.deepstack_layers:
+                taps.append(self.deepstack_mergers[len(taps)](hidden))
+        rows = torch.cat((self.merger(hidden), *taps), dim=1) if taps else self.merger(hidden)
+        return rows if windows is None else rows[windows.inverse]
+
+    def _embed(self, batch: TowerBatch) -> torch.Tensor:
+        hidden: torch.Tensor = self.patch_embed(batch.patches)
+        if self.patch_norm is not None:
+            hidden = self.patch_norm(hidden)
+        grid = self.spec.position_grid
+        if grid is not None and self.position_table is not None:
+            hidden = hidden + interpolate_position_grid(
+                self.position_table, batch.row_col, batch.grid_size, grid.mode, grid.align_corners
+            )
+        return hidden

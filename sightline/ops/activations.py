@@ -1,0 +1,40 @@
+"""Activations of the towers and the language models."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+
+_TOLERANCES = {torch.float32: Tolerance(1e-6, 1e-5), torch.bfloat16: Tolerance(1e-2, 1.6e-2)}
+
+
+def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for shape in ((5, 72), (33, 4304)):
+        yield {"x": 3 * make.normal(*shape)}
+
+
+@op(examples=_examples, tolerances=_TOLERANCES)
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Exact GELU, with the error function: what the mergers use."""
+    return F.gelu(x)
+
+
+@op(examples=_examples, tolerances=_TOLERANCES)
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU by its tanh approximation: what Qwen3-VL's tower uses."""
+    return F.gelu(x, approximate="tanh")
+
+
+def _gate_up_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for shape in ((5, 96), (33, 6840)):
+        yield {"gate_up": 3 * make.normal(*shape)}
+
+
+@op(examples=_gate_up_examples, tolerances=_TOLERANCES)
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for the output of a merged gate-and-up projection. [..., 2 * size] -> [..., size]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

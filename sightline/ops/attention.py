@@ -1,0 +1,144 @@
+"""Attention over segments (the tower) and over pages of keys and values (the language model), and the store into pages.
+
+Pages: a cache is [pages, page_size, kv_heads, head_dim]. Sequence s holds its tokens 0, 1, 2 … in the pages
+page_table[s, 0], page_table[s, 1], … in order. A flat slot is page * page_size + offset.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sightline.ops.dispatch import EXACT, ExampleMaker, Tolerance, op
+
+_TOLERANCES = {torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(1.6e-2, 1.6e-2)}
+
+
+def _segments_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for heads, head_dim, lengths in ((2, 8, (3, 1, 5)), (4, 72, (64, 17)), (2, 80, (100,)), (2, 128, (16, 16, 16, 5))):
+        starts = [0]
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        qkv = make.normal(starts[-1], 3, heads, head_dim)
+        yield {
+            "q": qkv[:, 0],
+            "k": qkv[:, 1],
+            "v": qkv[:, 2],
+            "segment_starts": make.tensor(starts),
+            "segment_lengths": lengths,
+        }
+
+
+@op(examples=_segments_examples, tolerances=_TOLERANCES)
+def segment_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment_starts: torch.Tensor, segment_lengths: tuple[int, ...]
+) -> torch.Tensor:
+    """Full attention inside each segment, none across. Returns [tokens, heads, head_dim].
+
+    q, k, v [tokens, heads, head_dim], possibly strided views; segment_starts [segments + 1] int32 on the device;
+    segment_lengths the same on the host, so that nothing waits for the device.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    start = 0
+    for length, same in _runs(segment_lengths):  # equal neighbours go through one batched call
+        end = start + length * same
+        part = [x[start:end].unflatten(0, (same, length)).transpose(1, 2) for x in (q, k, v)]
+        out[start:end] = F.scaled_dot_product_attention(*part).transpose(1, 2).flatten(0, 1)
+        start = end
+    return out
+
+
+def _runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """(length, how many in a row) for neighbours of equal length; empty segments vanish."""
+    index = 0
+    while index < len(lengths):
+        end = index
+        while end < len(lengths) and lengths[end] == lengths[index]:
+            end += 1
+        if lengths[index]:
+            yield lengths[index], end - index
+        index = end
+
+
+def _store_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for tokens, heads, head_dim, pages, page_size in ((5, 2, 8, 3, 4), (40, 4, 128, 8, 16)):
+        yield {
+            "k": make.normal(tokens, heads, head_dim),
+            "v": make.normal(tokens, heads, head_dim),
+            "k_cache": make.normal(pages, page_size, heads, head_dim),
+            "v_cache": make.normal(pages, page_size, heads, head_dim),
+            "slots": make.permutation(pages * page_size)[:tokens],
+        }
+
+
+@op(examples=_store_examples, tolerances={torch.float32: EXACT, torch.bfloat16: EXACT})
+def kv_store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Writes each token's key and value to its slot. k, v [tokens, kv_heads, head_dim], slots [tokens] int64, distinct."""
+    k_cache.flatten(0, 1)[slots] = k
+    v_cache.flatten(0, 1)[slots] = v
+
+
+def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    cases = (
+        # heads, kv_heads, head_dim, page_size, query lengths, context lengths (queries included)
+        (4, 2, 8, 4, (3, 1, 6), (3, 9, 10)),
+        (8, 1, 64, 16, (1, 1, 1), (1, 16, 33)),
+        (4, 4, 128, 16, (40,), (70,)),
+        (8, 2, 256, 16, (5, 1), (5, 20)),
+    )
+    for heads, kv_heads, head_dim, page_size, queries, contexts in cases:
+        needed = [-(-context // page_size) for context in contexts]
+        pages = make.permutation(sum(needed) + 2, dtype=torch.int32)
+        table = torch.zeros(len(contexts), max(needed), dtype=torch.int32, device=make.device)
+        first = 0
+        for row, count in enumerate(needed):
+            table[row, :count] = pages[first : first + count]
+            first += count
+        starts = [0]
+        for length in queries:
+            starts.append(starts[-1] + length)
+        yield {
+            "q": make.normal(starts[-1], heads, head_dim),
+            "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
+            "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
+            "page_table": table,
+            "query_starts": make.tensor(starts),
+            "context_lengths": make.tensor(contexts),
+            "query_lengths_host": queries,
+            "context_lengths_host": contexts,
+        }
+
+
+@op(examples=_paged_examples, tolerances=_TOLERANCES)
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    """Causal attention of each sequence's newest tokens over all its tokens. Returns [tokens, heads, head_dim].
+
+    q [tokens, heads, head_dim]: the query_lengths[s] newest tokens of sequence s, sequences one after another.
+    page_table [sequences, max_pages] int32, query_starts [sequences + 1] int32, context_lengths [sequences] int32: tokens of
+    the sequence, these queries included. Query i of n sees the first context - n + i + 1 tokens. Heads are grouped: query
+    head h reads key/value head h * kv_heads // heads. The host copies spare the definition a wait for the device.
+    """
+    page_size = k_cache.shape[1]
+    out = torch.empty_like(q)
+    start = 0
+    for row, (queries, context) in enumerate(zip(query_lengths_host, context_lengths_host, strict=True)):
+        pages = page_table[row, : -(-context // page_size)].long()
+        keys, values = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
+        mask = None
+        if queries > 1:
+            mask = torch.ones(queries, context, dtype=torch.bool, device=q.device).tril(context - queries)
+        part = q[start : start + queries].transpose(0, 1)[None]
+        result = F.scaled_dot_product_attention(part, keys, values, attn_mask=mask, enable_gqa=True)
+        out[start : start + queries] = result[0].transpose(0, 1)
+        start += queries
+    return out
