@@ -1,0 +1,151 @@
+"""Chat templates: a checkpoint's Jinja source, rendered in a sandbox with the settings that Hugging Face templates assume.
+
+A template is foreign code that arrives with a checkpoint, so it runs immutable and sandboxed, and whatever it raises reaches the
+user as one sentence. The package has templates of its own for checkpoints that come without one: `own_template`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from sightline.errors import PromptError
+from sightline.prompt.tokenizer import read_json, special_token_names
+from sightline.types import Message
+
+_OWN = {"qwen2.5-vl": "qwen2_5_vl.jinja", "qwen3-vl": "qwen3_vl.jinja", "glm-4.1v": "glm4v.jinja"}
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %} … {% endgeneration %}` marks what an assistant said, for training; here the body is simply rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes <, > and & for HTML, which a model would read as they stand.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    filters: dict[str, Callable[..., Any]] = environment.filters
+    filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def own_template(family: str) -> str:
+    """The source of the package's own template for a family."""
+    if family not in _OWN:
+        raise PromptError(f"There is no chat template for family {family!r}; there are {', '.join(sorted(_OWN))}.")
+    return (resources.files("sightline") / "data" / "templates" / _OWN[family]).read_text(encoding="utf-8")
+
+
+class ChatTemplate:
+    """A compiled template. `origin` names it in errors; `constants` are variables it always sees, such as eos_token."""
+
+    def __init__(self, source: str, origin: str = "The chat template", constants: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self.origin = origin
+        self.constants = dict(constants or {})
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
+        except jinja2.TemplateSyntaxError as error:
+            raise PromptError(f"{self.origin} does not parse at line {error.lineno}: {error.message}") from error
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> "ChatTemplate":
+        """The template of a checkpoint folder: chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
+        folder = Path(path)
+        constants = special_token_names(folder)
+        text_file = folder / "chat_template.jinja"
+        if text_file.is_file():
+            return cls(_read_text(text_file), f"The chat template {text_file}", constants)
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if not (folder / name).is_file():
+                continue
+            template = read_json(folder / name).get("chat_template")
+            if template is not None:
+                return cls(_default_template(template, folder / name), f"The chat template in {folder / name}", constants)
+        raise PromptError(
+            f"{folder} has no chat template: neither chat_template.jinja nor a chat_template in chat_template.json "
+            "or tokenizer_config.json."
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The prompt for these messages. Tools and calls of them are refused where the template would leave them out unsaid."""
+        if tools and "tools" not in self.variables:
+            raise PromptError(f"{self.origin} has no place for tools, and {len(tools)} were given.")
+        if "tool_calls" not in self.source:
+            for index, message in enumerate(messages):
+                if message.get("tool_calls"):
+                    raise PromptError(f"{self.origin} has no place for tool_calls, and messages[{index}] has them.")
+        variables = {**self.constants, "documents": None, **template_kwargs}
+        variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(variables)
+        except SecurityError as error:
+            raise PromptError(f"{self.origin} tried what the sandbox forbids: {error}") from error
+        except jinja2.TemplateError as error:
+            raise PromptError(f"{self.origin} refused the messages: {error}") from error
+        except Exception as error:  # foreign code: any operation in it may fail in its own way
+            raise PromptError(f"{self.origin} failed on the messages with {type(error).__name__}: {error}") from error
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"{file} cannot be read: {error}") from error
+
+
+def _default_template(template: Any, file: Path) -> str:
+    """A template is a string, or a list of {name, template} of which the one called "default" is for chat."""
+    if isinstance(template, str):
+        return template
+    if isinstance(template, list):
+        for entry in template:
+            if isinstance(entry, dict) and entry.get("name") == "default" and isinstance(entry.get("template"), str):
+                return str(entry["template"])
+        raise PromptError(f'{file} has a list of chat templates, none of them named "default".')
+    raise PromptError(f"{file} has a chat_template that is neither a string nor a list but {type(template).__name__}.")
