@@ -38,10 +38,10 @@ _FAMILIES: dict[str, tuple[int, tuple[str, ...]]] = {  # published base, names
     "glm-4.1v": (151329, _GLM_4_1V),
 }
 # One token each, but text that a reader of the answer should see: skip_special_tokens keeps them.
-_VISIBLE = frozenset(
-    ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<answer>", "</answer>")
-    + ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
-)
+_VISIBLE = {
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<answer>", "</answer>"),
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+}
 
 
 def special_tokens(family: str, base: int | None = None) -> dict[str, int]:
@@ -66,7 +66,7 @@ def write_byte_tokenizer(folder: str | Path, special_tokens: Mapping[str, int], 
     # An added token that the model's vocabulary knows takes its id from there; one it does not know would be given the next
     # free id. Listing the special strings in both is what makes gaps in the ids possible.
     vocabulary = {char: byte for byte, char in enumerate(_byte_characters())} | dict(in_order)
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -119,7 +119,7 @@ def _added_token(name: str) -> dict[str, Any]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable stand-in of each byte in a byte-level vocabulary: itself if it is visible Latin-1, else 256, 257, … in turn."""
+    """The printable stand-in of each byte in a byte-level vocabulary: itself if visible Latin-1, else 256, 257, … in turn."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256)]

@@ -1,7 +1,7 @@
 """Chat templates: a checkpoint's Jinja source, rendered in a sandbox with the settings that Hugging Face templates assume.
 
-A template is foreign code that arrives with a checkpoint, so it runs immutable and sandboxed, and whatever it raises reaches the
-user as one sentence. The package has templates of its own for checkpoints that come without one: `own_template`.
+A template is foreign code that arrives with a checkpoint, so it runs immutable and sandboxed, and whatever it raises reaches
+the user as one sentence. The package has templates of its own for checkpoints that come without one: `own_template`.
 """
 
 import json
@@ -16,7 +16,8 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sightline.errors import PromptError
 from sightline.prompt.tokenizer import read_json, special_token_names
@@ -28,7 +29,7 @@ _OWN = {"qwen2.5-vl": "qwen2_5_vl.jinja", "qwen3-vl": "qwen3_vl.jinja", "glm-4.1
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %} … {% endgeneration %}` marks what an assistant said, for training; here the body is simply rendered."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (declared by the base class)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno

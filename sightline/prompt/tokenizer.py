@@ -68,7 +68,7 @@ class Tokenizer:
             bad = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
             if bad is None:
                 raise
-            raise PromptError(f"The text has a lone surrogate {ascii(text[bad])} at character {bad}.") from error
+            raise PromptError(f"The text has a lone surrogate {text[bad]!a} at character {bad}.") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))

@@ -1,0 +1,92 @@
+"""From messages, or from a prompt that is already text, to a complete `Request`. Media are known by their headers only."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sightline.config import MediaConfig
+from sightline.errors import PromptError
+from sightline.media.item import make_image_item, make_video_item
+from sightline.media.source import load_image, load_video
+from sightline.prompt.expand import MediaText, expand
+from sightline.prompt.messages import normalise_messages, refuse_placeholders
+from sightline.prompt.positions import mrope_positions
+from sightline.prompt.template import ChatTemplate
+from sightline.prompt.tokenizer import Tokenizer
+from sightline.spec import ModelSpec, ProcessorSpec
+from sightline.types import MediaItem, Message, Request
+
+
+def build_request(
+    messages: Sequence[Message],
+    *,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    processor: ProcessorSpec,
+    limits: MediaConfig,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    max_len: int | None = None,
+) -> Request:
+    """A chat as a request. `max_len` bounds tokens and positions; without it the model's own limit does."""
+    placeholders = MediaText.of(spec.tokens, tokenizer).placeholders
+    kwargs = dict(template_kwargs or {})
+    for name in ("messages", "tools"):
+        if name in kwargs:
+            raise PromptError(f"template_kwargs cannot set {name!r}.")
+    refuse_placeholders(kwargs, "template_kwargs", placeholders)
+    refuse_placeholders(tools, "tools", placeholders)
+    for_template, media = normalise_messages(messages, placeholders)
+    prompt = template.render(for_template, tools=tools, **kwargs)
+    return build_request_from_text(
+        prompt, media, tokenizer=tokenizer, spec=spec, processor=processor, limits=limits, max_len=max_len
+    )
+
+
+def build_request_from_text(
+    prompt: str,
+    media: Sequence[tuple[str, Any]] = (),
+    *,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    processor: ProcessorSpec,
+    limits: MediaConfig,
+    max_len: int | None = None,
+) -> Request:
+    """A prompt that holds one placeholder per medium, and the media as (kind, source) in the same order."""
+    items = [load_item(kind, source, processor, limits) for kind, source in media]
+    return assemble(prompt, items, tokenizer=tokenizer, spec=spec, processor=processor, max_len=max_len)
+
+
+def load_item(kind: str, source: Any, processor: ProcessorSpec, limits: MediaConfig) -> MediaItem:
+    """Fetches one medium and reads its header; its pixels stay encoded."""
+    if kind == "image":
+        return make_image_item(load_image(source, limits), processor.image)
+    if kind == "video":
+        return make_video_item(load_video(source, limits), processor.video)
+    raise PromptError(f"A medium has kind {kind!r}; it must be 'image' or 'video'.")
+
+
+def assemble(
+    prompt: str,
+    items: Sequence[MediaItem],
+    *,
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    processor: ProcessorSpec,
+    max_len: int | None = None,
+) -> Request:
+    """The request for a prompt whose media are loaded. No input or output: fit for any thread."""
+    limit = spec.text.max_position if max_len is None else max_len
+    style = processor.video.style
+    token_ids, spans = expand(prompt, items, spec.tokens, style, tokenizer)
+    length = len(token_ids)
+    if length == 0:
+        raise PromptError("The prompt is empty.")
+    if length > limit:
+        raise PromptError(f"The prompt has {length} tokens, more than the limit of {limit}.")
+    positions, delta = mrope_positions(length, items, spans, spec.vision.merge_size, style, processor.video.tokens_per_second)
+    # Positions run ahead of tokens only where a video's clock does.
+    if length + delta > limit:
+        raise PromptError(f"The prompt's positions reach {length + delta}, more than the limit of {limit}.")
+    return Request(token_ids=token_ids, positions=positions, position_delta=delta, items=tuple(items), spans=spans)
