@@ -55,6 +55,7 @@ class VisionSpec:
     merger_norm: Norm
     merger_intermediate_size: int
     rope_theta: float
+    tokens_per_second: float = 1.0  # speed of the time axis of video positions; only Qwen2.5-VL has it, in vision_config
 
     @property
     def head_dim(self) -> int:

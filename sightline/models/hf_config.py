@@ -1,0 +1,240 @@
+"""Parts of a checkpoint's JSON that several families write the same way."""
+
+from typing import Any, Literal
+
+from sightline.errors import ConfigError
+from sightline.models.fields import Fields
+from sightline.spec import ImageSpec, ModelSpec, TextRopeSpec, TextSpec, VideoSpec, VisionSpec
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+
+
+def split_text(config: Fields) -> Fields:
+    """The language model's fields: text_config, or the outer object itself in older flat configs.
+
+    Some checkpoints repeat text fields outside; a repetition with another value is a contradiction.
+    """
+    if "text_config" not in config:
+        return config
+    text = config.section("text_config")
+    config.ignore_repeated(text)
+    return text
+
+
+def read_text(
+    text: Fields, *, rope_theta: float, norm_eps: float, qk_norm: bool, qkv_bias: bool, sandwich_norm: bool, tie: bool,
+    layout: Literal["blocked", "interleaved"], pairing: Literal["halves", "adjacent"],
+) -> TextSpec:  # fmt: skip
+    """The decoder's sizes. The keyword arguments are what the family's code fixes and what it assumes when a field is absent."""
+    hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
+    kv_heads = text.integer("num_key_value_heads", heads)
+    head_dim = text.integer("head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise ConfigError(f"{text.name}: {heads} attention heads cannot share {kv_heads} key/value heads evenly.")
+    text.must_be("hidden_act", "silu")
+    text.must_be("attention_bias", qkv_bias)
+    text.must_be("use_sliding_window", False)
+    text.ignore("sliding_window", "max_window_layers")  # read only when use_sliding_window is true
+    layers = text.integer("num_hidden_layers")
+    text.must_be("layer_types", ["full_attention"] * layers)
+    return TextSpec(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=text.integer("intermediate_size"),
+        vocab_size=text.integer("vocab_size"),
+        norm_eps=text.number("rms_norm_eps", norm_eps),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        sandwich_norm=sandwich_norm,
+        tie_word_embeddings=tie,
+        rope=read_rope(text, head_dim, rope_theta, layout, pairing),
+        max_position=text.integer("max_position_embeddings"),
+    )
+
+
+def check_vision(vision: Fields, spec: VisionSpec) -> VisionSpec:
+    """Conditions every tower here relies on."""
+    if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
+        raise ConfigError(
+            f"{vision.name}: 'hidden_size' {spec.hidden_size} over {spec.num_heads} heads gives no head size divisible by 4."
+        )
+    late = [layer for layer in spec.deepstack_layers if not 0 <= layer < spec.depth]
+    if late:
+        raise ConfigError(f"{vision.name}: 'deepstack_visual_indexes' names block {late[0]}, but 'depth' is {spec.depth}.")
+    return spec
+
+
+def check_rows(config: Fields, text: TextSpec, vision: VisionSpec) -> None:
+    if vision.out_hidden_size != text.hidden_size:
+        raise ConfigError(
+            f"{config.name} contradicts itself: the tower's rows are {vision.out_hidden_size} wide ('out_hidden_size'), "
+            f"the language model {text.hidden_size} ('hidden_size')."
+        )
+
+
+def read_dtype(config: Fields, text: Fields) -> Literal["bfloat16", "float16", "float32"]:
+    """The dtype the checkpoint was saved in, under either of its two names, at either level."""
+    found = [f.take(name, None) for f in (text, config) for name in ("dtype", "torch_dtype")]
+    name = next((value for value in found if value is not None), "float32")
+    if name not in ("bfloat16", "float16", "float32"):
+        raise ConfigError(f"{config.name}: 'dtype' is {name!r}, but must be bfloat16, float16 or float32.")
+    chosen: Literal["bfloat16", "float16", "float32"] = name
+    return chosen
+
+
+def read_tie(config: Fields, text: Fields) -> bool:
+    """tie_word_embeddings, which transformers before 5 wrote into text_config."""
+    outer, inner = config.take("tie_word_embeddings", None), text.take("tie_word_embeddings", None)
+    if outer is not None and inner is not None and outer != inner:
+        raise ConfigError(f"{config.name} contradicts itself: 'tie_word_embeddings' is {outer} there, {inner} in text_config.")
+    return bool(outer if outer is not None else inner)
+
+
+def read_eos(config: Fields, text: Fields) -> tuple[int, ...]:
+    value = text.take("eos_token_id", None)
+    value = config.take("eos_token_id", ()) if value is None else value
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def read_rope(
+    text: Fields,
+    head_dim: int,
+    default_theta: float,
+    layout: Literal["blocked", "interleaved"],
+    pairing: Literal["halves", "adjacent"],
+) -> TextRopeSpec:
+    """Rotary settings: rope_theta and rope_scaling in older configs, rope_parameters in newer ones."""
+    theta = text.number("rope_theta", default_theta)
+    partial = text.number("partial_rotary_factor", 1.0)
+    if "rope_parameters" in text and "rope_scaling" in text:
+        raise ConfigError(f"{text.name} has both 'rope_parameters' and 'rope_scaling'.")
+    rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+    text.ignore("rope_parameters", "rope_scaling")
+    rope.must_be("type", "default", "mrope")
+    rope.must_be("rope_type", "default", "mrope")
+    rope.must_be("mrope_interleaved", layout == "interleaved")
+    theta = rope.number("rope_theta", theta)
+    rotary_dim = int(head_dim * rope.number("partial_rotary_factor", partial))
+    sections = rope.integers("mrope_section")
+    rope.done()
+    if len(sections) != 3 or 2 * sum(sections) != rotary_dim:
+        raise ConfigError(
+            f"{rope.name}: 'mrope_section' is {list(sections)}, but must be three numbers that sum to {rotary_dim // 2}."
+        )
+    return TextRopeSpec(theta, rotary_dim, (sections[0], sections[1], sections[2]), layout, pairing)
+
+
+def read_vision_rope_theta(vision: Fields) -> float:
+    """Every published tower uses 10000; newer configs write it down."""
+    if "rope_parameters" not in vision:
+        return 10000.0
+    rope = vision.section("rope_parameters")
+    rope.must_be("rope_type", "axial")
+    theta = rope.number("rope_theta", 10000.0)
+    rope.done()
+    return theta
+
+
+def read_pixel_limits(config: Fields, default_min: int, default_max: int) -> tuple[int, int]:
+    """min_pixels and max_pixels, or their newer names size.shortest_edge and size.longest_edge; both are areas."""
+    least, most = default_min, default_max
+    if "size" in config:
+        size = config.section("size")
+        least = size.integer("min_pixels", size.integer("shortest_edge", least))
+        most = size.integer("max_pixels", size.integer("longest_edge", most))
+        size.done()
+    return config.integer("min_pixels", least), config.integer("max_pixels", most)
+
+
+def read_geometry(config: Fields, spec: ModelSpec, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
+    """Fields that images and videos share; sizes must agree with the tower's."""
+    vision = spec.vision
+    patch = config.integer("patch_size", vision.patch_size)
+    temporal = config.integer("temporal_patch_size", vision.temporal_patch_size)
+    merge = config.integer("merge_size", vision.merge_size)
+    for name, value, expected in (
+        ("patch_size", patch, vision.patch_size),
+        ("temporal_patch_size", temporal, vision.temporal_patch_size),
+        ("merge_size", merge, vision.merge_size),
+    ):
+        if value != expected:
+            raise ConfigError(f"{config.name}: '{name}' is {value}, but the model's config.json says {expected}.")
+    means, stds = config.numbers("image_mean", mean), config.numbers("image_std", std)
+    if len(means) != 3 or len(stds) != 3 or 0.0 in stds:
+        raise ConfigError(f"{config.name}: 'image_mean' and 'image_std' must hold three numbers each, std none of them 0.")
+    return {
+        "patch_size": patch,
+        "temporal_patch_size": temporal,
+        "merge_size": merge,
+        "mean": (means[0], means[1], means[2]),
+        "std": (stds[0], stds[1], stds[2]),
+    }
+
+
+def finish_processor(config: Fields) -> None:
+    """Steps that every processor of these families takes; a checkpoint that switches one off is refused."""
+    for step in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        config.must_be(step, True)
+    config.must_be("resample", 3)  # Pillow's number for bicubic
+    if "rescale_factor" in config and abs(config.number("rescale_factor") - 1 / 255) > 1e-9:
+        raise ConfigError(f"{config.name}: 'rescale_factor' is {config.take('rescale_factor')}, but only 1/255 is supported.")
+    config.must_be("do_center_crop", False)
+    config.must_be("do_pad", False)
+    config.must_be("crop_size", None)
+    config.must_be("pad_size", None)
+    config.must_be("do_sample_frames", True, False)
+    config.must_be("cap_pixels_per_frame", False)
+    config.must_be("default_to_square", True, False)  # read by other resizes than these families'
+    config.ignore(
+        "image_processor_type", "video_processor_type", "feature_extractor_type", "processor_class", "input_data_format",
+        "data_format", "device", "return_tensors", "disable_grouping", "return_metadata", "video_metadata", "size_divisor",
+        "max_image_size", "use_token_compression", "max_video_tokens", "num_frames", "rescale_factor", "image_seq_length",
+    )  # fmt: skip
+    config.done()
+
+
+def read_image(
+    config: Fields,
+    spec: ModelSpec,
+    limits: tuple[int, int],
+    budget: Literal["per_image", "per_clip"],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> ImageSpec:
+    least, most = read_pixel_limits(config, *limits)
+    geometry = read_geometry(config, spec, mean, std)
+    finish_processor(config)
+    return ImageSpec(min_pixels=least, max_pixels=most, budget=budget, **geometry)
+
+
+def read_video(
+    config: Fields | None,
+    spec: ModelSpec,
+    style: Literal["qwen2_5", "qwen3", "glm"],
+    limits: tuple[int, int],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    tokens_per_second: float = 1.0,
+) -> VideoSpec:
+    """Sampling defaults are those of the families' published processors: 2 frames a second, 4 to 768 frames, GLM 300 s."""
+    config = Fields({}, "video_preprocessor_config.json") if config is None else config
+    least, most = read_pixel_limits(config, *limits)
+    geometry = read_geometry(config, spec, mean, std)
+    video = VideoSpec(
+        style=style,
+        min_pixels=least,
+        max_pixels=most,
+        fps=config.number("fps", 2.0),
+        min_frames=config.integer("min_frames", 4),
+        max_frames=config.integer("max_frames", 768),
+        max_seconds=config.number("max_duration", 300.0),
+        tokens_per_second=tokens_per_second,
+        **geometry,
+    )
+    finish_processor(config)
+    return video
