@@ -1,0 +1,58 @@
+"""The one door to PyAV: which containers it may open, which stream is the video, and what its exceptions become."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Disposition
+from av.video.stream import VideoStream
+
+from sightline.errors import MediaError
+
+# Demuxers that read nothing but the bytes they are given. Playlists (hls, concat, dash, sdp, …) name other files and URLs,
+# and ffmpeg would open those on this machine: a way to read the server's disk.
+_DEMUXERS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,h264,hevc,obu,gif,mxf,nut"
+_OPTIONS = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}
+
+
+def open_video(data: bytes) -> InputContainer:
+    # Titles are often not UTF-8; they are of no use here, so they must not stop us.
+    return av.open(io.BytesIO(data), mode="r", options=dict(_OPTIONS), metadata_errors="replace")
+
+
+def video_stream(container: InputContainer, source: str) -> VideoStream:
+    """The first video stream; a cover picture attached to a sound file is not one."""
+    for stream in container.streams.video:
+        if not stream.disposition & Disposition.attached_pic:
+            return stream
+    raise MediaError(f"Video {source} cannot be read: it has no video stream.")
+
+
+def holds_picture(codec: str, packet: "Packet[VideoStream]") -> bool:
+    """Whether decoding this packet adds a frame to the video, as far as a look at its bytes can tell.
+
+    Nearly always one packet is one frame. Not so: the empty packet that ends a stream, packets that an edit list cuts away,
+    VP8's hidden reference frames, and the one-byte filler that DivX writes where frames are reordered.
+    """
+    if packet.size == 0 or packet.is_discard:
+        return False
+    if codec == "vp8":
+        return bool(memoryview(packet)[0] & 0x10)  # the show_frame bit of the frame tag, RFC 6386 section 9.1
+    if codec == "mpeg4":
+        return b"\x00\x00\x01\xb6" in bytes(packet)  # the start code of a video object plane, ISO/IEC 14496-2
+    return True
+
+
+@contextlib.contextmanager
+def ffmpeg_errors(source: str) -> Iterator[None]:
+    """Turns whatever PyAV raises on bad input into one MediaError. Its errors derive from OSError, ValueError and others."""
+    try:
+        yield
+    except MediaError:
+        raise
+    except Exception as error:
+        reason = error.strerror if isinstance(error, av.FFmpegError) else " ".join(str(error).split())
+        raise MediaError(f"Video {source} cannot be read: {(reason or type(error).__name__).rstrip('.')}.") from error
