@@ -101,3 +101,14 @@ class Request:
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An answer."""
+
+    text: str
+    token_ids: tuple[int, ...]  # an end token that stopped the answer included
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    timings: Mapping[str, float]  # seconds per stage, in order

@@ -1,0 +1,64 @@
+"""Command-line flags from the configuration dataclasses: one group per dataclass, one flag per field."""
+
+import argparse
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that answers a mistake with one sentence and suggests the flag that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrecognized") else []
+        flag = next((word.split("=")[0] for word in words if word.startswith("--")), None)
+        if flag is not None:
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(flag, known, n=1)
+            message = f"there is no option {flag}" + (f"; did you mean {close[0]}?" if close else "")
+        self.exit(2, f"{self.prog}: {message.rstrip('.?')}{'?' if message.endswith('?') else '.'}\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Unknown options are reported by the subcommand that was meant, which knows the right ones."""
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            getattr(known, "subparser", self).error("unrecognized arguments: " + " ".join(unknown))
+        return known
+
+
+def add_flags(parser: argparse.ArgumentParser, kind: type, without: Sequence[str] = ()) -> None:
+    """A group with a flag for each field of a dataclass. A flag that is not given leaves no trace in the result."""
+    group = parser.add_argument_group((kind.__doc__ or kind.__name__).strip().split("\n")[0])
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in without:
+            continue
+        shown = "" if field.default in (None, "", ()) else f" (default: {field.default})"
+        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": field.metadata["doc"] + shown}
+        flag = "--" + field.name.replace("_", "-")
+        group.add_argument(flag, **options, **_kind_of(hints[field.name]))
+
+
+def _kind_of(hint: Any) -> dict[str, Any]:
+    """argparse's keywords for a field's type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(hint) is typing.Literal:
+        return {"choices": typing.get_args(hint)}
+    if typing.get_origin(hint) is tuple:
+        return {"nargs": "*", "type": typing.get_args(hint)[0], "metavar": "VALUE"}
+    return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}
+
+
+def from_flags(kind: type[T], arguments: argparse.Namespace) -> T:
+    """The dataclass with what the command line gave; fields that were not given keep their defaults."""
+    fields = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
+    given = {name: value for name, value in vars(arguments).items() if name in fields}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

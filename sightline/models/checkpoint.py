@@ -1,0 +1,81 @@
+"""A checkpoint's weight files: one model.safetensors, or shards named by model.safetensors.index.json."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from sightline.errors import CheckpointError
+from sightline.models.fields import read_json
+from sightline.models.weight_table import canonical_name, is_derived
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class Checkpoint:
+    """Tensors by canonical name, read from disk only when asked for."""
+
+    def __init__(self, handles: dict[Path, Any]) -> None:
+        self._places: dict[str, tuple[Path, str]] = {}
+        self._handles = handles
+        for path, handle in handles.items():
+            for stored in handle.keys():  # noqa: SIM118  (not a dict: safe_open has no iterator)
+                name = canonical_name(stored)
+                if is_derived(name):
+                    continue
+                if name in self._places:
+                    other = self._places[name][0].name
+                    raise CheckpointError(f"Tensor '{stored}' stands twice in the checkpoint, in {other} and in {path.name}.")
+                self._places[name] = (path, stored)
+
+    def names(self) -> set[str]:
+        return set(self._places)
+
+    def stored_name(self, name: str) -> str:
+        return self._places[name][1]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        path, stored = self._places[name]
+        return tuple(self._handles[path].get_slice(stored).get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        path, stored = self._places[name]
+        try:
+            tensor: torch.Tensor = self._handles[path].get_tensor(stored)
+        except SafetensorError as error:
+            raise CheckpointError(f"Tensor '{stored}' cannot be read from {path}: {error}.") from None
+        return tensor
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX_FILE).exists():
+        index = read_json(folder / INDEX_FILE)
+        names = index.get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise CheckpointError(f"{folder / INDEX_FILE} has no 'weight_map' with tensors.")
+        if any(not isinstance(name, str) or "/" in name or "\\" in name for name in names.values()):
+            raise CheckpointError(f"{folder / INDEX_FILE} names a file outside the checkpoint folder.")
+        return [folder / name for name in sorted(set(names.values()))]
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    other = next((p.name for p in sorted(folder.glob("*")) if p.suffix in (".bin", ".pt", ".pth")), None)
+    hint = f" ('{other}' is a pickle, which is refused)" if other else ""
+    raise CheckpointError(f"{folder} has no {SINGLE_FILE} and no {INDEX_FILE}{hint}.")
+
+
+@contextmanager
+def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
+    with ExitStack() as stack:
+        handles: dict[Path, Any] = {}
+        for path in _weight_files(folder):
+            try:
+                handles[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            except FileNotFoundError:
+                raise CheckpointError(f"Weight file {path} is named in {INDEX_FILE} but does not exist.") from None
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"Weight file {path} is damaged or cut short: {error}.") from None
+        yield Checkpoint(handles)

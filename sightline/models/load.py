@@ -1,0 +1,104 @@
+"""From a checkpoint folder to a model on a device, or a full-size model of random weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sightline.errors import CheckpointError
+from sightline.models.checkpoint import Checkpoint, open_checkpoint
+from sightline.models.families import FAMILIES
+from sightline.models.model import VisionLanguageModel
+from sightline.models.weight_table import WeightTable
+from sightline.spec import ModelSpec
+
+_TIED_HEAD = "lm_head.weight"
+_EMBEDDING = "text.embed_tokens.weight"
+
+
+def empty_model(spec: ModelSpec) -> VisionLanguageModel:
+    """The model on the meta device: shapes and no memory."""
+    with torch.device("meta"):
+        return VisionLanguageModel(spec)
+
+
+def load_model(
+    spec: ModelSpec,
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_position: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> VisionLanguageModel:
+    """Reads every parameter from the folder's safetensors and refuses missing, left-over and wrongly shaped tensors."""
+    table = FAMILIES[spec.family].weight_table(spec)
+    model = empty_model(spec)
+    with open_checkpoint(folder) as checkpoint:
+        _check_names(checkpoint, table, tied=spec.text.tie_word_embeddings)
+        parameters = dict(model.named_parameters())
+        for done, (name, meta) in enumerate(parameters.items()):
+            value = _read_parameter(checkpoint, table, name)
+            assert value.shape == meta.shape, (name, value.shape, meta.shape)  # the table's shapes come from the same spec
+            _set_parameter(model, name, value.to(device, dtype))
+            if progress is not None:
+                progress(done + 1, len(parameters))
+    return _finish(model, max_position)
+
+
+def dummy_model(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, max_position: int, seed: int = 0
+) -> VisionLanguageModel:
+    """Random weights made straight on the device. Norm weights near 1, the rest small enough for finite activations."""
+    model = empty_model(spec)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, meta in list(model.named_parameters()):
+        value = torch.empty(meta.shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
+        if "norm" in name and name.endswith("weight"):
+            value += 1.0
+        _set_parameter(model, name, value)
+    return _finish(model, max_position)
+
+
+def _finish(model: VisionLanguageModel, max_position: int) -> VisionLanguageModel:
+    model.requires_grad_(False)
+    model.eval()
+    model.prepare(max_position)
+    return model
+
+
+def _set_parameter(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(value, requires_grad=False))
+
+
+def _check_names(checkpoint: Checkpoint, table: WeightTable, tied: bool) -> None:
+    wanted = {name: shape for source in table.values() for name, shape in source.tensors}
+    present = checkpoint.names()
+    if tied and _TIED_HEAD in present:
+        # Some tied checkpoints store the head as well. It must then be the embedding itself.
+        if not torch.equal(checkpoint.tensor(_TIED_HEAD), checkpoint.tensor(_EMBEDDING)):
+            raise CheckpointError(f"config.json ties '{_TIED_HEAD}' to the embedding, but the checkpoint has another one.")
+        present.discard(_TIED_HEAD)
+    missing, extra = sorted(set(wanted) - present), sorted(present - set(wanted))
+    if missing:
+        raise CheckpointError(f"The checkpoint lacks {_some(missing)}.")
+    if extra:
+        raise CheckpointError(f"The checkpoint has {_some([checkpoint.stored_name(n) for n in extra])}, which nothing uses.")
+    for name, shape in wanted.items():
+        if checkpoint.shape(name) != shape:
+            found = list(checkpoint.shape(name))
+            raise CheckpointError(f"Tensor '{checkpoint.stored_name(name)}' has the shape {found}, expected {list(shape)}.")
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    noun = "tensor" if len(names) == 1 else f"{len(names)} tensors:"
+    return f"{noun} {shown}" + (", …" if len(names) > most else "")
+
+
+def _read_parameter(checkpoint: Checkpoint, table: WeightTable, name: str) -> torch.Tensor:
+    source = table[name]
+    parts = [checkpoint.tensor(stored) for stored, _ in source.tensors]
+    if source.convert is not None:
+        parts = [source.convert(part) for part in parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
