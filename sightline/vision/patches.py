@@ -1,0 +1,67 @@
+"""The single place where pixels move to the device: decode, upload as uint8, resize, cut into patches."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sightline.media.decode import decode_image, video_frames
+from sightline.ops.pixels import patchify, resize_bicubic
+from sightline.spec import ImageSpec, VideoSpec
+from sightline.types import MediaItem
+
+# Frames of a video are decoded, uploaded and resized in groups of about this many bytes, so that a long clip never lies whole
+# in memory as full-size pixels (768 frames of 1080p would be 4.8 GB).
+_GROUP_BYTES = 256 * 1024 * 1024
+
+
+def make_patches(
+    item: MediaItem, spec: ImageSpec | VideoSpec, device: torch.device, dtype: torch.dtype, compact: bool = True
+) -> torch.Tensor:
+    """dtype [item.patches, features] on the device; see patchify for the order of rows and features.
+
+    compact leaves the repetition of a still in time out, for a patch embedding with folded weights. A video has no repetition,
+    so its patches are always full.
+    """
+    height, width = item.resized
+    groups = []
+    for frames in _pixel_groups(item, spec):
+        images = resize_bicubic(_upload(frames, device), height, width)
+        groups.append(
+            patchify(
+                images,
+                spec.mean,
+                spec.std,
+                spec.patch_size,
+                spec.temporal_patch_size,
+                spec.merge_size,
+                compact and item.ref.kind == "image",
+                dtype,
+            )
+        )
+    patches = groups[0] if len(groups) == 1 else torch.cat(groups)
+    assert patches.shape[0] == item.patches
+    return patches
+
+
+def _pixel_groups(item: MediaItem, spec: ImageSpec | VideoSpec) -> Iterator[list[NDArray[np.uint8]]]:
+    """The frames to upload together, each [height, width, 3]: a still alone, a video in whole temporal patches."""
+    if item.ref.kind == "image":
+        yield [decode_image(item.ref)]
+        return
+    header = item.ref.header
+    step = spec.temporal_patch_size
+    at_once = max(1, _GROUP_BYTES // (3 * header.height * header.width * step)) * step
+    frames = video_frames(item.ref, item.frame_indices)
+    while group := list(itertools.islice(frames, at_once)):
+        yield group
+
+
+def _upload(frames: list[NDArray[np.uint8]], device: torch.device) -> torch.Tensor:
+    """uint8 [frames, height, width, 3] on the device, through page-locked memory if it is a GPU, so that the copy can overlap."""
+    staging = torch.empty((len(frames), *frames[0].shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for place, frame in zip(staging.numpy(), frames, strict=True):
+        place[:] = frame
+    return staging.to(device, non_blocking=True)
