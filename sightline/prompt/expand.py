@@ -131,11 +131,11 @@ def _check_match(placeholders: Sequence[str], media: Sequence[str]) -> None:
     for kind in ("image", "video"):
         written, given = placeholders.count(kind), media.count(kind)
         if written != given:
-            raise PromptError(f"The prompt has {written} {kind} placeholder(s) for {given} {kind}(s).")
+            raise PromptError(f"The prompt has placeholders for {kind}s: {written}, but {kind}s were given: {given}.")
     for index, (written_kind, given_kind) in enumerate(zip(placeholders, media, strict=True)):
         if written_kind != given_kind:
             raise PromptError(
-                f"Placeholder {index} of the prompt is for a {written_kind}, but medium {index} is a {given_kind}."
+                f"Placeholder {index} of the prompt has kind {written_kind!r}, but medium {index} is of kind {given_kind!r}."
             )
 
 
