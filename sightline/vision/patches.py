@@ -60,7 +60,7 @@ def _pixel_groups(item: MediaItem, spec: ImageSpec | VideoSpec) -> Iterator[list
 
 
 def _upload(frames: list[NDArray[np.uint8]], device: torch.device) -> torch.Tensor:
-    """uint8 [frames, height, width, 3] on the device, through page-locked memory if it is a GPU, so that the copy can overlap."""
+    """uint8 [frames, height, width, 3] on the device; by way of page-locked memory to a GPU, so that the copy can overlap."""
     staging = torch.empty((len(frames), *frames[0].shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
     for place, frame in zip(staging.numpy(), frames, strict=True):
         place[:] = frame
