@@ -51,7 +51,7 @@ async def _follow(url: str, name: str, limits: MediaConfig, max_bytes: int) -> b
 
 def _check_allowed(target: httpx.URL, name: str, limits: MediaConfig) -> None:
     # The URL is parsed once, by the library that will connect: a second parser could see another host in the same text.
-    if target.scheme not in ("http", "https") or not target.host:
+    if target.scheme not in ("http", "https") or not target.host or not 0 < (target.port or 80) < 65536:
         raise MediaError(f"{name} cannot be fetched: {str(target)[:100]!r} is not an http(s) URL with a host.")
     allowed = [domain.lower() for domain in limits.allowed_media_domains]
     if allowed and target.host not in allowed:

@@ -115,6 +115,8 @@ def _from_data_url(text: str, kind: Kind, max_bytes: int) -> bytes:
         encoded = payload.encode("ascii").translate(None, b" \t\r\n\f\v")
         if len(encoded) // 4 * 3 - 2 > max_bytes:
             raise _too_large(kind, name, len(encoded) // 4 * 3, max_bytes)
+        if len(encoded) % 4 or encoded.endswith(b"==="):  # strict_mode lets padding after a complete group pass
+            raise ValueError("wrong padding")
         return binascii.a2b_base64(encoded, strict_mode=True)
     except ValueError as error:  # binascii.Error and UnicodeEncodeError are ValueErrors
         raise MediaError(f"{kind.capitalize()} {name} cannot be read: its data is not base64.") from error
