@@ -100,14 +100,15 @@ class Oracle:
         return list(out[0, inputs["input_ids"].shape[1] :].tolist())
 
     @torch.inference_mode()
-    def logits_for_request(self, request: Request, rows: Rows | None, extra: list[int]) -> torch.Tensor:
+    def logits_for_request(
+        self, request: Request, rows: Rows | None, extra: list[int], **arguments: Any
+    ) -> torch.Tensor:
         """Logits for *our* ids and positions, with the rows put where our spans say, and `extra` tokens after the prompt."""
         inner = self.model.model
         ids = torch.tensor([*request.token_ids.tolist(), *extra], device=self.device)
         tail = np.arange(len(request), len(ids)) + request.position_delta
         positions = np.concatenate((request.positions, np.broadcast_to(tail, (3, len(extra)))), axis=1)
         embeds = inner.get_input_embeddings()(ids).clone()
-        arguments: dict[str, Any] = {}
         if rows is not None:
             index = torch.cat([torch.arange(s.start, s.start + s.count) for s in request.spans]).to(self.device)
             first = np.cumsum([0, *(item.rows for item in request.items)])
@@ -117,20 +118,27 @@ class Oracle:
             if rows.taps:
                 mask = torch.zeros(1, len(ids), dtype=torch.bool, device=self.device)
                 mask[0, index] = True
-                arguments = {"visual_pos_masks": mask, "deepstack_visual_embeds": [tap[source] for tap in rows.taps]}
-        hidden = inner.language_model(
-            inputs_embeds=embeds[None],
-            position_ids=torch.from_numpy(positions).long()[:, None].to(self.device),
-            **arguments,
+                arguments |= {"visual_pos_masks": mask, "deepstack_visual_embeds": [tap[source] for tap in rows.taps]}
+        return self._language_model(embeds, torch.from_numpy(positions), **arguments)
+
+    def _language_model(self, embeds: torch.Tensor, positions: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        hidden = self.model.model.language_model(
+            inputs_embeds=embeds[None], position_ids=positions.long()[:, None].to(self.device), **arguments
         ).last_hidden_state
         logits: torch.Tensor = self.model.lm_head(hidden)[0]
         return logits
 
+    @torch.inference_mode()
     def greedy_for_request(self, request: Request, rows: Rows | None, count: int) -> list[int]:
-        """Without a cache: each token from a pass over everything before it."""
+        """As `greedy`, from our ids, positions and spans."""
+        cache = transformers.DynamicCache()
+        logits = self.logits_for_request(request, rows, [], past_key_values=cache)
         tokens: list[int] = []
-        for _ in range(count):
-            tokens.append(int(self.logits_for_request(request, rows, tokens)[-1].argmax()))
+        while len(tokens) < count:
+            tokens.append(int(logits[-1].argmax()))
+            embeds = self.model.model.get_input_embeddings()(torch.tensor(tokens[-1:], device=self.device))
+            position = len(request) + len(tokens) - 1 + request.position_delta
+            logits = self._language_model(embeds, torch.full((3, 1), position), past_key_values=cache)
         return tokens
 
 

@@ -20,7 +20,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         size = make.integers(1, 40, 50, 2)
         yield {
             "table": make.normal(36, 24),
-            "row_col": (torch.rand(50, 2) * size.cpu()).to(make.device, torch.int32),
+            "row_col": make.integers(0, 1000, 50, 2) % size,
             "grid_size": size,
             "mode": mode,
             "align_corners": align_corners,

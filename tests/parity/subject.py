@@ -1,15 +1,23 @@
-"""Our side of the comparison: the same conversations through the package."""
+"""Our side of the comparison: the same conversations through the package, and the checks that several files make."""
 
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from oracle import Oracle, oracle
+from parity.conversations import Messages
 
 from sightline.llm import LLM
 from sightline.prompt.request import build_request
 from sightline.run.generate import SingleSequence, encode_items
 from sightline.types import Request
+
+
+FAMILIES = ("qwen3-vl", "qwen2.5-vl", "glm-4.1v")
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+TOLERANCE = 1e-4
 
 
 class Subject:
@@ -51,3 +59,28 @@ class Subject:
 @lru_cache(maxsize=12)
 def subject(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Subject:
     return Subject(folder, device, dtype)
+
+
+def both(folders: dict[str, Path], family: str, device: str, dtype: torch.dtype = torch.float32) -> tuple[Oracle, Subject]:
+    return oracle(folders[family], family, device, dtype), subject(folders[family], device, dtype)
+
+
+def check_ids_and_positions(reference: Oracle, ours: Subject, messages: Messages) -> tuple[dict[str, torch.Tensor], Request]:
+    """Returns transformers' inputs and our request for the messages."""
+    inputs, request = reference.inputs(messages), ours.request(messages)
+    assert request.token_ids.tolist() == inputs["input_ids"][0].tolist()
+    positions, delta = reference.positions(inputs)
+    assert torch.equal(torch.from_numpy(request.positions).long(), positions)
+    assert request.position_delta == delta
+    return inputs, request
+
+
+def check_rows(reference: Oracle, ours: Subject, inputs: dict[str, torch.Tensor], request: Request) -> None:
+    """Tower output and deepstack features."""
+    rows = ours.rows(request)
+    if "pixel_values" not in inputs:
+        assert rows is None
+        return
+    expected = reference.rows(inputs["pixel_values"], inputs["image_grid_thw"])
+    assert rows is not None
+    torch.testing.assert_close(rows, expected.joined, atol=TOLERANCE, rtol=0)

@@ -8,44 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import Oracle, Rows, oracle
-from parity.conversations import WINDOW_GRIDS, Messages, conversations, window_conversation
-from parity.subject import Subject, subject
+from parity.conversations import conversations
+from parity.subject import DEVICES, FAMILIES, TOLERANCE, both, check_ids_and_positions, check_rows, subject
 
 from sightline.run.generate import encode_items
-from sightline.types import Request
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
 
-FAMILIES = ("qwen3-vl", "qwen2.5-vl", "glm-4.1v")
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
-TOLERANCE = 1e-4
 GREEDY_TOKENS = 64
 
 pytestmark = [pytest.mark.parametrize("family", FAMILIES), pytest.mark.parametrize("device", DEVICES)]
 every_conversation = pytest.mark.parametrize("name", conversations())
-
-
-def both(folders: dict[str, Path], family: str, device: str, dtype: torch.dtype = torch.float32) -> tuple[Oracle, Subject]:
-    return oracle(folders[family], family, device, dtype), subject(folders[family], device, dtype)
-
-
-def check_ids_and_positions(reference: Oracle, ours: Subject, messages: Messages) -> tuple[dict[str, torch.Tensor], Request]:
-    inputs, request = reference.inputs(messages), ours.request(messages)
-    assert request.token_ids.tolist() == inputs["input_ids"][0].tolist()
-    positions, delta = reference.positions(inputs)
-    assert torch.equal(torch.from_numpy(request.positions).long(), positions)
-    assert request.position_delta == delta
-    return inputs, request
-
-
-def check_rows(reference: Oracle, ours: Subject, inputs: dict[str, torch.Tensor], request: Request) -> None:
-    rows = ours.rows(request)
-    if "pixel_values" not in inputs:
-        assert rows is None
-        return
-    expected = reference.rows(inputs["pixel_values"], inputs["image_grid_thw"])
-    assert rows is not None
-    torch.testing.assert_close(rows, expected.joined, atol=TOLERANCE, rtol=0)
 
 
 @every_conversation
@@ -61,16 +34,6 @@ def test_greedy_tokens(tiny_checkpoints: dict[str, Path], family: str, device: s
     reference, ours = both(tiny_checkpoints, family, device)
     inputs, request = reference.inputs(conversations()[name]), ours.request(conversations()[name])
     assert ours.greedy(request, GREEDY_TOKENS) == reference.greedy(inputs, GREEDY_TOKENS)
-
-
-@pytest.mark.parametrize(("rows", "columns"), WINDOW_GRIDS)
-def test_window_edges(tiny_checkpoints: dict[str, Path], family: str, device: str, rows: int, columns: int) -> None:
-    if family != "qwen2.5-vl":
-        pytest.skip("only Qwen2.5-VL has windows")
-    reference, ours = both(tiny_checkpoints, family, device)
-    inputs, request = check_ids_and_positions(reference, ours, window_conversation(rows, columns))
-    assert request.items[0].grid == (1, 2 * rows, 2 * columns)
-    check_rows(reference, ours, inputs, request)
 
 
 def test_folded_patches_equal_unfolded(tiny_checkpoints: dict[str, Path], family: str, device: str) -> None:

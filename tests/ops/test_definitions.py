@@ -1,0 +1,165 @@
+"""Definitions against slow, obvious code. Each op is compared with a direct reading of what it says."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sightline.ops.attention import kv_store, paged_attention, segment_attention
+from sightline.ops.dispatch import OPS, ExampleMaker, op
+from sightline.ops.position_grid import interpolate_position_grid
+from sightline.ops.rotary import make_rotary_table, mrope_axes, text_rotary, vision_rotary
+from sightline.ops.rows import add_rows, place_rows
+
+
+def rotate_pair(x: float, y: float, angle: float) -> tuple[float, float]:
+    return x * math.cos(angle) - y * math.sin(angle), y * math.cos(angle) + x * math.sin(angle)
+
+
+@pytest.mark.parametrize("head_dim", [4, 8, 12, 64, 72, 80, 128])
+def test_vision_rotary_is_a_rotation_by_row_and_column(head_dim: int) -> None:
+    """Red when frequencies, the row/column halves or the pairing of dims change."""
+    torch.manual_seed(0)
+    qkv = torch.randn(5, 3, 2, head_dim)
+    before = qkv.clone()
+    row_col = torch.tensor([[0, 0], [0, 7], [9, 0], [3, 4], [30, 49]])
+    vision_rotary(qkv, row_col, make_rotary_table(50, head_dim // 2, 1e4, torch.device("cpu")))
+    assert torch.equal(qkv[:, 2], before[:, 2])
+    quarter, half = head_dim // 4, head_dim // 2
+    for patch in range(5):
+        for part in (0, 1):
+            for i in range(half):
+                place = row_col[patch, 0] if i < quarter else row_col[patch, 1]
+                angle = float(place) * 1e4 ** (-2 * (i % quarter) / half)
+                x, y = before[patch, part, 1, i], before[patch, part, 1, i + half]
+                expected = rotate_pair(float(x), float(y), angle)
+                assert qkv[patch, part, 1, i] == pytest.approx(expected[0], abs=2e-5)
+                assert qkv[patch, part, 1, i + half] == pytest.approx(expected[1], abs=2e-5)
+
+
+def test_mrope_axes_by_hand() -> None:
+    """The layouts of the published families, counted out. Red when a section moves by one frequency."""
+    cpu = torch.device("cpu")
+    blocked = mrope_axes((16, 24, 24), "blocked", cpu).tolist()
+    assert blocked == [0] * 16 + [1] * 24 + [2] * 24
+    interleaved = mrope_axes((24, 20, 20), "interleaved", cpu).tolist()
+    assert [i for i, axis in enumerate(interleaved) if axis == 1] == list(range(1, 59, 3))
+    assert [i for i, axis in enumerate(interleaved) if axis == 2] == list(range(2, 60, 3))
+    assert interleaved[60:] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (16, 12), (32, 6)])
+def test_text_rotary(pairing: str, head_dim: int, rotary_dim: int) -> None:
+    torch.manual_seed(1)
+    count = rotary_dim // 2
+    sections = (count - 2 * (count // 3), count // 3, count // 3)
+    axes = mrope_axes(sections, "blocked", torch.device("cpu"))
+    positions = torch.randint(0, 90, (3, 4))
+    q, k = torch.randn(4, 3, head_dim), torch.randn(4, 1, head_dim)
+    table = make_rotary_table(90, rotary_dim, 1e3, torch.device("cpu"))
+    for before, after in zip((q, k), text_rotary(q, k, positions, table, axes, pairing), strict=True):
+        assert torch.equal(after[..., rotary_dim:], before[..., rotary_dim:])
+        for token in range(4):
+            for i in range(count):
+                first, second = (i, i + count) if pairing == "halves" else (2 * i, 2 * i + 1)
+                angle = float(positions[axes[i], token]) * 1e3 ** (-2 * i / rotary_dim)
+                expected = rotate_pair(float(before[token, 0, first]), float(before[token, 0, second]), angle)
+                assert after[token, 0, first] == pytest.approx(expected[0], abs=2e-5)
+                assert after[token, 0, second] == pytest.approx(expected[1], abs=2e-5)
+
+
+def test_segments_do_not_see_each_other() -> None:
+    torch.manual_seed(2)
+    lengths = (3, 0, 1, 5, 5)
+    q, k, v = torch.randn(3, sum(lengths), 2, 8)
+    starts = torch.tensor([0, 3, 3, 4, 9, 14])
+    out = segment_attention(q, k, v, starts, lengths)
+    for start, length in zip(starts.tolist(), lengths, strict=False):
+        part = slice(start, start + length)
+        weights = (torch.einsum("qhd,khd->hqk", q[part], k[part]) / 8**0.5).softmax(-1)
+        torch.testing.assert_close(out[part], torch.einsum("hqk,khd->qhd", weights, v[part]), atol=1e-6, rtol=1e-5)
+
+
+def test_paged_attention_is_causal_attention_over_the_sequence() -> None:
+    """Sequences are written through kv_store into scattered pages, then compared with attention over the plain sequence."""
+    torch.manual_seed(3)
+    page_size, heads, kv_heads, head_dim = 4, 4, 2, 8
+    contexts, queries = (9, 1, 6), (4, 1, 6)
+    k_cache, v_cache = torch.randn(2, 8, page_size, kv_heads, head_dim)
+    order = torch.randperm(8)
+    table = torch.zeros(3, 3, dtype=torch.int32)
+    used, sequences = 0, []
+    for row, context in enumerate(contexts):
+        pages = -(-context // page_size)
+        table[row, :pages] = order[used : used + pages]
+        used += pages
+        k, v = torch.randn(2, context, kv_heads, head_dim)
+        place = torch.arange(context)
+        slots = table[row].long()[place // page_size] * page_size + place % page_size
+        kv_store(k, v, k_cache, v_cache, slots)
+        sequences.append((torch.randn(context, heads, head_dim), k, v))
+    q = torch.cat([full[len(full) - new :] for (full, _, _), new in zip(sequences, queries, strict=True)])
+    starts = torch.tensor([0, 4, 5, 11])
+    out = paged_attention(q, k_cache, v_cache, table, starts, torch.tensor(contexts), queries, contexts)
+    for row, (full, k, v) in enumerate(sequences):
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        scores = torch.einsum("qhd,khd->hqk", full, k) / head_dim**0.5
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)[-queries[row] :]
+        torch.testing.assert_close(out[starts[row] : starts[row + 1]], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "align_corners"), [("bilinear", True), ("bicubic", False)])
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (2, 14), (22, 6), (1, 1)])
+def test_position_grid_equals_torch_interpolation(mode: str, align_corners: bool, height: int, width: int) -> None:
+    """Red when taps, weights, border or the half-pixel convention change."""
+    torch.manual_seed(4)
+    table = torch.randn(64, 5)
+    row, col = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    row_col = torch.stack((row, col), -1).reshape(-1, 2)
+    size = torch.tensor([[height, width]]).expand(len(row_col), 2)
+    found = interpolate_position_grid(table, row_col, size, mode, align_corners)
+    grid = table.view(8, 8, 5).permute(2, 0, 1)[None]
+    expected = F.interpolate(grid, size=(height, width), mode=mode, align_corners=align_corners)
+    torch.testing.assert_close(found, expected[0].permute(1, 2, 0).reshape(-1, 5), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_go_to_their_tokens_only() -> None:
+    hidden, rows = torch.zeros(4, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    index = torch.tensor([-1, 1, -1, 0])
+    assert place_rows(hidden, rows, index).tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
+    assert add_rows(torch.ones(4, 2), rows, index).tolist() == [[1, 1], [4, 5], [1, 1], [2, 3]]
+
+
+def test_a_twin_runs_when_its_predicate_holds_and_not_otherwise() -> None:
+    """Red when dispatch ignores predicates, their order, or `definitions_only`."""
+    from sightline.ops.dispatch import Tolerance, definitions_only
+
+    @op(examples=lambda make: iter([{"x": make.normal(2)}]), tolerances={torch.float32: Tolerance(0, 0)})
+    def probe(x: torch.Tensor) -> str:
+        return "definition"
+
+    try:
+
+        @probe.twin("long", when=lambda x: x.shape[0] > 2)
+        def long(x: torch.Tensor) -> str:
+            return "long"
+
+        @probe.twin("longer", when=lambda x: x.shape[0] > 1)
+        def longer(x: torch.Tensor) -> str:
+            return "longer"
+
+        assert [probe(torch.zeros(n)) for n in (1, 2, 3)] == ["definition", "longer", "long"]
+        with definitions_only():
+            assert probe(torch.zeros(3)) == "definition"
+        with pytest.raises(ValueError, match="twice"):
+            op(examples=probe.examples, tolerances={})(probe.definition)
+    finally:
+        del OPS["probe"]
+
+
+def test_examples_are_reproducible() -> None:
+    first, second = (ExampleMaker(torch.device("cpu"), torch.float32, seed=5).normal(3) for _ in range(2))
+    assert torch.equal(first, second)

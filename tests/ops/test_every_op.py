@@ -1,0 +1,96 @@
+"""Every op of the registry: it has examples and tolerances, its definition is deterministic, and each twin agrees with it.
+
+A new op without examples, a definition that depends on hidden state, or a twin that is off turns this red. Twins that need a
+GPU are compared there (-m gpu); on a CPU only twins whose predicate holds for CPU tensors are.
+"""
+
+import copy
+import importlib
+import pkgutil
+from typing import Any
+
+import pytest
+import torch
+
+import sightline.ops
+from sightline.ops.dispatch import OPS, ExampleMaker, Op, Tolerance, definitions_only
+
+for module in pkgutil.iter_modules(sightline.ops.__path__):
+    if not module.ispkg:
+        importlib.import_module(f"sightline.ops.{module.name}")
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(op, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+        for name, op in sorted(OPS.items())
+        for dtype in op.tolerances
+    ]
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in a result or in arguments, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for part in value for tensor in tensors(part)] if isinstance(value, list | tuple) else []
+
+
+def outcome(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """What a call gives: its result, and its arguments afterwards, since some ops write in place."""
+    arguments = {name: copy.deepcopy(value) for name, value in arguments.items()}
+    result = function(**arguments)
+    return tensors(result) + tensors(arguments)
+
+
+def assert_within(found: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> None:
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=tolerance.absolute, rtol=tolerance.relative)
+
+
+def test_the_registry_is_filled() -> None:
+    expected = {
+        "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "gelu", "gelu_tanh", "silu_mul", "vision_rotary",
+        "text_rotary", "segment_attention", "paged_attention", "kv_store", "place_rows", "add_rows",
+        "interpolate_position_grid", "patchify", "resize_bicubic",
+    }  # fmt: skip
+    assert expected <= set(OPS)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("op", "dtype"), cases())
+def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str) -> None:
+    assert torch.float32 in op.tolerances
+    examples = list(op.examples(ExampleMaker(torch.device(device), dtype)))
+    assert examples, f"{op.name} has no examples"
+    used: set[str] = set()
+    for arguments in examples:
+        with definitions_only():
+            expected = outcome(op, arguments)
+        assert expected and all(x.isfinite().all() for x in expected if x.is_floating_point())
+        for found, again in zip(outcome(op.definition, arguments), expected, strict=True):
+            assert torch.equal(found, again)
+        for twin in op.twins:
+            if twin.when(**arguments):
+                used.add(twin.name)
+                for found, reference in zip(outcome(twin.run, arguments), expected, strict=True):
+                    assert_within(found, reference, op.tolerances[dtype])
+    if device == "cuda":
+        assert used == {twin.name for twin in op.twins} or dtype == torch.float32, "a twin that no example reaches"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "dtype"), cases())
+def test_definition_on_the_gpu_equals_the_cpu(op: Op[..., Any], dtype: torch.dtype) -> None:
+    """The definition means the same on both devices; examples are drawn on the CPU from one seed."""
+    tolerance = op.tolerances[dtype]
+    loose = Tolerance(max(tolerance.absolute, 0.0), tolerance.relative)
+    cpu = op.examples(ExampleMaker(torch.device("cpu"), dtype))
+    gpu = op.examples(ExampleMaker(torch.device("cuda"), dtype))
+    for on_cpu, on_gpu in zip(cpu, gpu, strict=True):
+        for expected, found in zip(outcome(op.definition, on_cpu), outcome(op.definition, on_gpu), strict=True):
+            if not expected.is_floating_point() or expected.dtype == dtype:
+                assert_within(found.cpu(), expected, loose)

@@ -1,0 +1,80 @@
+"""Imports point one way (docs/architecture.md), and a process that only admits requests needs no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sightline
+
+PACKAGE = Path(sightline.__file__).parent
+
+# What each part may import, besides itself and the standard library. Every part may import BASE.
+BASE = {"errors", "spec", "types", "config"}
+ALLOWED = {
+    "errors": set(),
+    "spec": set(),
+    "types": set(),
+    "config": set(),
+    "media": set(),
+    "prompt": {"media"},
+    "stream": {"prompt"},
+    "ops": set(),
+    "models": {"ops", "prompt"},
+    "vision": {"models", "ops", "media"},
+    "run": {"vision", "models", "ops"},
+    "llm": {"run", "vision", "models", "prompt", "media"},
+    "cli": {"llm", "run", "vision", "models", "prompt", "media"},
+}
+WITHOUT_TORCH = ("errors", "spec", "types", "config", "media", "prompt", "stream")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} has a relative import"
+            names = [node.module] if node.module != "sightline" else [f"sightline.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("sightline.")}
+    return found - {"__version__"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_import_direction(path: Path) -> None:
+    part = part_of(path)
+    if part in ("__init__", "data"):
+        return
+    assert part in ALLOWED, f"say in this test what '{part}' may import"
+    wrong = imported_parts(path) - ALLOWED[part] - {part} - (BASE - {part} if part not in BASE else BASE)
+    assert not wrong, f"{path} imports {sorted(wrong)}"
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_torch_free_parts_load_no_torch() -> None:
+    names = [
+        ".".join(("sightline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        for path in PACKAGE.rglob("*.py")
+        if part_of(path) in WITHOUT_TORCH
+    ]
+    assert len(names) > 15
+    assert not {"torch", "transformers", "torchvision"} & modules_after("import " + ", ".join(names))
+
+
+def test_the_package_loads_neither_transformers_nor_torchvision() -> None:
+    loaded = modules_after("import sightline; sightline.LLM; import sightline.cli.main, sightline.models.create")
+    assert "torch" in loaded
+    assert not {"transformers", "torchvision", "triton"} & loaded
