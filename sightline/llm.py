@@ -43,7 +43,9 @@ class LLM:
         self.defaults = read_generation_defaults(self.folder, self.spec)
         self.device = choose_device(chosen.device)
         self.dtype = _choose_dtype(chosen.dtype, self.spec.dtype, self.device)
-        self.max_model_len = chosen.max_model_len or self.spec.text.max_position
+        self.max_model_len = _choose_length(chosen.max_model_len, self.spec.text.max_position)
+        if chosen.page_size < 1:
+            raise ConfigError(f"page_size is {chosen.page_size}, but must be at least 1.")
         if chosen.load_format == "dummy":
             self.model = dummy_model(self.spec, self.device, self.dtype, self.max_model_len, chosen.seed)
         else:
@@ -141,6 +143,14 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices.")
     return device
+
+
+def _choose_length(wanted: int | None, made_for: int) -> int:
+    if wanted is None:
+        return made_for
+    if not 2 <= wanted <= made_for:
+        raise ConfigError(f"max_model_len is {wanted}, but must be between 2 and the {made_for} the model was made for.")
+    return wanted
 
 
 def _choose_dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_flags(parser: argparse.ArgumentParser, kind: type, without: Sequence[str] = ()) -> None:
     """A group with a flag for each field of a dataclass. A flag that is not given leaves no trace in the result."""
-    group = parser.add_argument_group((kind.__doc__ or kind.__name__).strip().split("\n")[0])
+    group = parser.add_argument_group((kind.__doc__ or kind.__name__).strip().split("\n")[0].rstrip("."))
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name in without:

@@ -9,6 +9,8 @@ _WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer*", "merges.txt", "vo
 
 def locate_model(name: str, revision: str | None, weights: bool = True) -> Path:
     """The folder that holds the model's files. Downloads when needed, unless HF_HUB_OFFLINE is set."""
+    if not name:
+        raise CheckpointError("No model is named; give a checkpoint folder or a Hub id.")
     folder = Path(name).expanduser()
     if folder.is_dir():
         if revision is not None:

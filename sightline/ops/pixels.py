@@ -17,8 +17,9 @@ from sightline.ops.dispatch import EXACT, ExampleMaker, op
 
 _WEIGHT_BITS = 22  # Pillow's PRECISION_BITS: 32 minus 8 of the pixel minus 2 of headroom
 _BELL_RADIUS = 2.0
-# Values of one chunk of a pass. Each needs some ten bytes of scratch; on a CPU a chunk should stay in the cache.
-_CHUNK_VALUES = {"cpu": 1 << 18}
+# Values of one chunk of a pass. Each needs some ten bytes of scratch. On a CPU torch keeps an op of up to 2**15 values on the
+# calling thread: hundreds of small parallel ops would spend their time waiting for each other's threads, seconds on busy cores.
+_CHUNK_VALUES = {"cpu": 1 << 15}
 _CHUNK_VALUES_ELSEWHERE = 1 << 25
 
 

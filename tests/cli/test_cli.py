@@ -1,0 +1,107 @@
+"""The command as a user runs it: real processes, exit codes, one sentence per mistake and no traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sightline.cli.main import main
+
+
+def sightline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sightline.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_demo() -> None:
+    done = sightline("demo")
+    assert done.returncode == 0, done.stderr
+    for word in ("image", "480 x 320", "question  What is written on the sign?", "answer", "tower", "prefill", "decode"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen2.5-vl", "glm-4.1v"])
+def test_new_info_ask(tmp_path: Path, family: str) -> None:
+    folder, image = tmp_path / "model", tmp_path / "image.png"
+    Image.new("RGB", (90, 60), (200, 30, 30)).save(image)
+    assert sightline("model", "new", folder, "--family", family).returncode == 0
+    assert family in sightline("model", "info", folder).stdout
+    asked = sightline("ask", "What colour?", "--model", folder, "--image", image, "--max-tokens", "5", "--timings")
+    assert asked.returncode == 0, asked.stderr
+    assert "5 out" in asked.stdout or "(stop)" in asked.stdout
+
+
+def test_no_weights_and_dummy(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert sightline("model", "new", folder, "--family", "qwen3-vl", "--no-weights").returncode == 0
+    assert not list(folder.glob("*.safetensors"))
+    refused = sightline("ask", "hi", "--model", folder)
+    assert refused.returncode == 1 and "model.safetensors" in refused.stderr
+    asked = sightline("ask", "hi", "--model", folder, "--load-format", "dummy", "--max-tokens", "3")
+    assert asked.returncode == 0, asked.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    assert main(["model", "new", str(folder), "--family", "qwen3-vl"]) == 0
+    return folder
+
+
+def test_mistakes_are_one_sentence(model: Path, tmp_path: Path) -> None:
+    """Each of these once would have been a traceback; the exit code is 1 for bad input."""
+    (tmp_path / "text.png").write_text("not an image")
+    Image.new("RGB", (900, 2)).save(tmp_path / "thin.png")
+    (tmp_path / "whole.png").write_bytes(b"")
+    truncated = tmp_path / "cut.jpg"
+    Image.effect_noise((200, 200), 50).save(truncated)
+    truncated.write_bytes(truncated.read_bytes()[:2000])
+    broken = tmp_path / "broken"
+    assert main(["model", "new", str(broken), "--family", "qwen3-vl", "--no-weights"]) == 0
+    (broken / "chat_template.jinja").write_text("{% for x in %}")
+    wrong = tmp_path / "wrong"
+    assert main(["model", "new", str(wrong), "--family", "qwen3-vl", "--no-weights"]) == 0
+    (wrong / "config.json").write_text('{"model_type": "llava"}')
+    cases: list[tuple[list[str | Path], str]] = [
+        (["ask", "hi"], "No model is named"),
+        (["ask", "hi", "--model", tmp_path / "gone"], "gone"),
+        (["ask", "hi", "--model", tmp_path], "config.json"),
+        (["ask", "hi", "--model", wrong], "llava"),
+        (["ask", "hi", "--model", broken, "--load-format", "dummy"], "template"),
+        (["ask", "hi", "--model", model, "--image", tmp_path / "gone.png"], "gone.png"),
+        (["ask", "hi", "--model", model, "--image", tmp_path / "text.png"], "text.png"),
+        (["ask", "hi", "--model", model, "--image", tmp_path / "thin.png"], "200"),
+        (["ask", "hi", "--model", model, "--image", tmp_path / "whole.png"], "whole.png"),
+        (["ask", "hi", "--model", model, "--image", truncated], "cut.jpg"),
+        (["ask", "<|image_pad|>", "--model", model], "<|image_pad|>"),
+        (["ask", "hi", "--model", model, "--max-tokens", "0"], "max_tokens is 0"),
+        (["ask", "hi" * 5000, "--model", model], "8191"),
+        (["ask", "hi", "--model", model, "--max-model-len", "99999"], "max_model_len is 99999"),
+        (["ask", "hi", "--model", model, "--page-size", "0"], "page_size is 0"),
+        (["ask", "hi", "--model", model, "--device", "tpu"], "tpu"),
+        (["model", "new", model, "--family", "qwen3-vl"], "not empty"),
+        (["model", "new", tmp_path / "x", "--family", "llama"], "llama"),
+        (["model", "new", tmp_path / "x", "--family", "glm-4.1v", "--size", "1b"], "1b"),
+    ]
+    for arguments, words in cases:
+        check_one_sentence(arguments, words)
+
+
+def check_one_sentence(arguments: list[str | Path], words: str) -> None:
+    import contextlib
+    import io
+
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        code = main([str(argument) for argument in arguments])
+    said = errors.getvalue()
+    assert code == 1, arguments
+    assert words in said and said.count("\n") == 1 and "Traceback" not in said, said
+
+
+def test_wrong_flags_suggest_the_right_one() -> None:
+    done = sightline("ask", "hi", "--modle", "x")
+    assert done.returncode == 2 and "did you mean --model?" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,112 @@
+"""LLM.chat end to end: every way to hand over an image gives one answer; limits and stops act."""
+
+import base64
+import http.server
+import io
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity.conversations import picture
+
+from sightline import LLM, SamplingParams
+from sightline.errors import ConfigError, PromptError
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_checkpoints: dict[str, Path]) -> LLM:
+    return LLM(tiny_checkpoints["qwen3-vl"], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def png() -> bytes:
+    stream = io.BytesIO()
+    picture(130, 70, 5).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def ask(image: Any, text: str = "What?") -> list[dict[str, Any]]:
+    part = {"type": "image_url", "image_url": {"url": image}} if isinstance(image, str) else {"type": "image", "image": image}
+    return [{"role": "user", "content": [part, {"type": "text", "text": text}]}]
+
+
+@pytest.fixture
+def served(png: bytes) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(png)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/image"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_every_source_gives_the_same_answer(llm: LLM, png: bytes, tmp_path: Path, served: str) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(png)
+    sources = [png, path, str(path), path.as_uri(), picture(130, 70, 5), served]
+    sources.append("data:image/png;base64," + base64.b64encode(png).decode())
+    answers = [llm.chat(ask(source), GREEDY) for source in sources]
+    assert len(answers[0].token_ids) == 12
+    assert {answer.token_ids for answer in answers} == {answers[0].token_ids}
+    assert llm.chat(ask(picture(130, 70, 6)), GREEDY).token_ids != answers[0].token_ids
+
+
+def test_a_list_of_conversations(llm: LLM, png: bytes) -> None:
+    first, second = ask(png), [{"role": "user", "content": "No picture."}]
+    answers = llm.chat([first, second], GREEDY)
+    assert [a.token_ids for a in answers] == [llm.chat(c, GREEDY).token_ids for c in (first, second)]
+
+
+def test_end_tokens_of_the_generation_config(llm: LLM, png: bytes) -> None:
+    """An end token ends the answer and leaves no text; with ignore_eos it does not."""
+    tokens = llm.chat(ask(png), GREEDY).token_ids
+    third = tokens[2]
+    first = tokens.index(third)
+    stopped = llm.chat(ask(png), SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop_token_ids=(third,)))
+    assert stopped.token_ids == tokens[: first + 1] and stopped.finish_reason == "stop"
+    assert set(llm.defaults.eos_token_ids) == {llm.tokenizer.id_of("<|im_end|>"), llm.tokenizer.id_of("<|endoftext|>")}
+
+
+def test_stop_strings_cut_the_text(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Say something."}]
+    free = llm.chat(messages, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    stop = next(c for c in free.text[1:] if c.isascii() and c.isprintable())
+    cut = llm.chat(messages, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop=(stop,)))
+    assert cut.finish_reason == "stop" and cut.text == free.text[: free.text.index(stop)]
+
+
+def test_the_context_length_bounds_prompt_and_answer(tiny_checkpoints: dict[str, Path]) -> None:
+    llm = LLM(tiny_checkpoints["qwen3-vl"], device="cpu", max_model_len=64)
+    messages = [{"role": "user", "content": "x" * 30}]
+    answer = llm.chat(messages, SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True))
+    assert answer.prompt_tokens + len(answer.token_ids) == 64 and answer.finish_reason == "length"
+    with pytest.raises(PromptError, match="63"):
+        llm.chat([{"role": "user", "content": "x" * 60}])
+
+
+def test_seeds(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Dice."}]
+    params = [SamplingParams(max_tokens=20, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    first, second, other = (llm.chat(messages, p).token_ids for p in params)
+    assert first == second != other
+
+
+def test_settings_by_name(tiny_checkpoints: dict[str, Path], png: bytes) -> None:
+    small = LLM(tiny_checkpoints["qwen3-vl"], device="cpu", min_pixels=4096, max_pixels=8192)
+    assert small.chat(ask(png), GREEDY).prompt_tokens < LLM(tiny_checkpoints["qwen3-vl"], device="cpu").chat(ask(png), GREEDY).prompt_tokens
+    with pytest.raises(ConfigError, match="colour"):
+        LLM(tiny_checkpoints["qwen3-vl"], colour="red")
