@@ -12,9 +12,9 @@ import pytest
 from assets import asset_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import HEIGHT, WIDTH, encoded, exif, noise, picture, video, xmp
 from PIL import Image, ImageOps, PngImagePlugin, features
 
+from media.pictures import HEIGHT, WIDTH, encoded, exif, noise, picture, video, xmp
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.decode import decode_image

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import HEIGHT, WIDTH, encoded, exif, noise, picture, video
 from PIL import Image
 
+from media.pictures import HEIGHT, WIDTH, encoded, exif, noise, picture, video
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.decode import decode_image
