@@ -28,7 +28,8 @@ class LLM:
     """A loaded model.
 
     >>> llm = LLM("path/to/checkpoint")
-    >>> llm.chat([{"role": "user", "content": [{"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is it?"}]}])
+    >>> parts = [{"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is it?"}]
+    >>> llm.chat([{"role": "user", "content": parts}]).text
     """
 
     def __init__(self, model: str | Path, config: Config | None = None, **settings: Any) -> None:

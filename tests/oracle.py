@@ -100,9 +100,7 @@ class Oracle:
         return list(out[0, inputs["input_ids"].shape[1] :].tolist())
 
     @torch.inference_mode()
-    def logits_for_request(
-        self, request: Request, rows: Rows | None, extra: list[int], **arguments: Any
-    ) -> torch.Tensor:
+    def logits_for_request(self, request: Request, rows: Rows | None, extra: list[int], **arguments: Any) -> torch.Tensor:
         """Logits for *our* ids and positions, with the rows put where our spans say, and `extra` tokens after the prompt."""
         inner = self.model.model
         ids = torch.tensor([*request.token_ids.tolist(), *extra], device=self.device)

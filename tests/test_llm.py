@@ -107,6 +107,9 @@ def test_seeds(llm: LLM) -> None:
 
 def test_settings_by_name(tiny_checkpoints: dict[str, Path], png: bytes) -> None:
     small = LLM(tiny_checkpoints["qwen3-vl"], device="cpu", min_pixels=4096, max_pixels=8192)
-    assert small.chat(ask(png), GREEDY).prompt_tokens < LLM(tiny_checkpoints["qwen3-vl"], device="cpu").chat(ask(png), GREEDY).prompt_tokens
+    assert (
+        small.chat(ask(png), GREEDY).prompt_tokens
+        < LLM(tiny_checkpoints["qwen3-vl"], device="cpu").chat(ask(png), GREEDY).prompt_tokens
+    )
     with pytest.raises(ConfigError, match="colour"):
         LLM(tiny_checkpoints["qwen3-vl"], colour="red")

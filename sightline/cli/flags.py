@@ -23,9 +23,9 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no option {flag}" + (f"; did you mean {close[0]}?" if close else "")
         self.exit(2, f"{self.prog}: {message.rstrip('.?')}{'?' if message.endswith('?') else '.'}\n")
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Unknown options are reported by the subcommand that was meant, which knows the right ones."""
-        known, unknown = self.parse_known_args(args, namespace)
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """As parse_args, but unknown options are reported by the subcommand that was meant, which knows the right ones."""
+        known, unknown = self.parse_known_args(arguments)
         if unknown:
             getattr(known, "subparser", self).error("unrecognized arguments: " + " ".join(unknown))
         return known

@@ -20,7 +20,7 @@ def make_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = make_parser().parse_args(arguments)
+    parsed = make_parser().parse(arguments)
     try:
         parsed.run(parsed)
     except UserError as error:

@@ -58,6 +58,9 @@ def run_info(arguments: argparse.Namespace) -> None:
     print(f"parameters  {sum(counts):,} (vision {counts[0]:,}, text {counts[1]:,})")
     vision, text = spec.vision, spec.text
     print(f"vision      {vision.depth} blocks of {vision.hidden_size}, {vision.num_heads} heads of {vision.head_dim}")
-    print(f"text        {text.num_layers} layers of {text.hidden_size}, {text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}")
+    print(
+        f"text        {text.num_layers} layers of {text.hidden_size}, "
+        f"{text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}"
+    )
     print(f"context     {text.max_position:,} tokens")
     print(f"images      {image.min_pixels:,} to {image.max_pixels:,} pixels, sides in steps of {image.factor}")

@@ -55,9 +55,7 @@ def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
     return family, json.loads(json.dumps(family.sizes[size]))  # a copy that may be filled in
 
 
-def _write_json_files(
-    folder: Path, family: Family, config: dict[str, Any], tokens: dict[str, int], dtype: torch.dtype
-) -> None:
+def _write_json_files(folder: Path, family: Family, config: dict[str, Any], tokens: dict[str, int], dtype: torch.dtype) -> None:
     ends = [tokens[name] for name in family.eos_tokens]
     config["text_config"] |= {
         "model_type": f"{family.model_type}_text",
@@ -117,4 +115,4 @@ def _random_tensor(name: str, shape: Shape, generator: torch.Generator) -> torch
         return 1.0 + 0.2 * value if name.endswith("weight") else 0.2 * value
     if "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
         return value
-    return value * math.prod(shape[1:]) ** -0.5
+    return value * math.sqrt(1 / math.prod(shape[1:]))

@@ -12,8 +12,8 @@ from sightline.errors import ConfigError
 
 # Written by transformers into every config; none of them changes what a forward pass computes.
 HARMLESS = frozenset(
-    """_name_or_path _attn_implementation_autoset _from_model_config add_cross_attention architectures attention_dropout bad_words_ids
-    begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
+    """_name_or_path _attn_implementation_autoset _from_model_config add_cross_attention architectures attention_dropout
+    bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
     diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
     finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout_prob id2label initializer_range is_decoder
     is_encoder_decoder label2id length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups num_beams
@@ -106,7 +106,9 @@ class Fields:
             if value is None or other is None or field in HARMLESS:
                 continue
             if value != other:
-                raise ConfigError(f"{self.name} contradicts itself: '{field}' is {value!r} there and {other!r} in {inner.name}.")
+                raise ConfigError(
+                    f"{self.name} contradicts itself: '{field}' is {value!r} there and {other!r} in {inner.name}."
+                )
             self._read.add(field)
 
     def done(self) -> None:

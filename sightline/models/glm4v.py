@@ -112,9 +112,7 @@ def weights(spec: ModelSpec) -> WeightTable:
         table[f"vision.merger.norm.{name}"] = weight_table.single(f"visual.merger.post_projection_norm.{name}", out)
     halves = tuple((f"visual.merger.{name}_proj", vision.merger_intermediate_size) for name in ("gate", "up"))
     weight_table.stacked(table, "vision.merger.gate_up", halves, out, False)
-    weight_table.linear(
-        table, "vision.merger.down", "visual.merger.down_proj", out, vision.merger_intermediate_size, False
-    )
+    weight_table.linear(table, "vision.merger.down", "visual.merger.down_proj", out, vision.merger_intermediate_size, False)
     norms = {
         "input_norm": "input_layernorm",
         "attention_out_norm": "post_self_attn_layernorm",

@@ -1,6 +1,6 @@
 """Parts of a checkpoint's JSON that several families write the same way."""
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from sightline.errors import ConfigError
 from sightline.models.fields import Fields
@@ -27,7 +27,7 @@ def read_text(
     text: Fields, *, rope_theta: float, norm_eps: float, qk_norm: bool, qkv_bias: bool, sandwich_norm: bool, tie: bool,
     layout: Literal["blocked", "interleaved"], pairing: Literal["halves", "adjacent"],
 ) -> TextSpec:  # fmt: skip
-    """The decoder's sizes. The keyword arguments are what the family's code fixes and what it assumes when a field is absent."""
+    """The decoder's sizes. The keyword arguments are what the family fixes, and what it assumes where a field is absent."""
     hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", heads)
     head_dim = text.integer("head_dim", hidden // heads)
@@ -83,8 +83,7 @@ def read_dtype(config: Fields, text: Fields) -> Literal["bfloat16", "float16", "
     name = next((value for value in found if value is not None), "float32")
     if name not in ("bfloat16", "float16", "float32"):
         raise ConfigError(f"{config.name}: 'dtype' is {name!r}, but must be bfloat16, float16 or float32.")
-    chosen: Literal["bfloat16", "float16", "float32"] = name
-    return chosen
+    return cast(Literal["bfloat16", "float16", "float32"], name)
 
 
 def read_tie(config: Fields, text: Fields) -> bool:

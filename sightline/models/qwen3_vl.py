@@ -87,12 +87,8 @@ def weights(spec: ModelSpec) -> WeightTable:
     weight_table.tower_attention(table, spec, norm_bias=True)
     for index in range(vision.depth):
         ours, theirs = f"vision.blocks.{index}.mlp", f"visual.blocks.{index}.mlp"
-        weight_table.linear(
-            table, f"{ours}.fc1", f"{theirs}.linear_fc1", vision.intermediate_size, vision.hidden_size, True
-        )
-        weight_table.linear(
-            table, f"{ours}.fc2", f"{theirs}.linear_fc2", vision.hidden_size, vision.intermediate_size, True
-        )
+        weight_table.linear(table, f"{ours}.fc1", f"{theirs}.linear_fc1", vision.intermediate_size, vision.hidden_size, True)
+        weight_table.linear(table, f"{ours}.fc2", f"{theirs}.linear_fc2", vision.hidden_size, vision.intermediate_size, True)
     joined = vision.hidden_size * vision.merge_size**2
     mergers = [("vision.merger", "visual.merger", vision.hidden_size)]
     mergers += [

@@ -70,7 +70,8 @@ class TowerBlock(nn.Module):
         q, k, v = qkv.unbind(1)
         attended = self.proj(segment_attention(q, k, v, starts, lengths).flatten(1))
         normed, hidden = self.norm2.after_add(attended, hidden)
-        return hidden + self.mlp(normed)
+        out: torch.Tensor = hidden + self.mlp(normed)
+        return out
 
 
 class MlpMerger(nn.Module):
@@ -143,7 +144,7 @@ class VisionTower(nn.Module):
         if windows is not None:
             unit = self.spec.merge_size**2
             hidden = hidden.unflatten(0, (-1, unit))[windows.order].flatten(0, 1)
-        taps = []
+        taps: list[torch.Tensor] = []
         for index, block in enumerate(self.blocks):
             starts, lengths = batch.segment_starts, batch.segment_lengths
             if windows is not None and window_spec is not None and index not in window_spec.full_attention_layers:

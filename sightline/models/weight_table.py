@@ -104,9 +104,7 @@ def tower_gated_mlp(table: WeightTable, spec: ModelSpec) -> None:
         ours, theirs = f"vision.blocks.{index}.mlp", f"visual.blocks.{index}.mlp"
         gate_up = ((f"{theirs}.gate_proj", vision.intermediate_size), (f"{theirs}.up_proj", vision.intermediate_size))
         stacked(table, f"{ours}.gate_up", gate_up, vision.hidden_size, vision.mlp_bias)
-        linear(
-            table, f"{ours}.down", f"{theirs}.down_proj", vision.hidden_size, vision.intermediate_size, vision.mlp_bias
-        )
+        linear(table, f"{ours}.down", f"{theirs}.down_proj", vision.hidden_size, vision.intermediate_size, vision.mlp_bias)
 
 
 def decoder(table: WeightTable, text: TextSpec, norms: dict[str, str], fused_gate_up: bool) -> None:

@@ -53,7 +53,7 @@ def interpolate_position_grid(
 def _axis_taps(
     coordinate: torch.Tensor, count: torch.Tensor, side: int, mode: str, align_corners: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices into an axis of `side` entries and their weights, for a coordinate on an axis of `count`. A last axis is added."""
+    """Indices into an axis of `side` entries and their weights, for a coordinate on an axis of `count`; adds a last axis."""
     place = coordinate.float()
     if align_corners:
         source = place * (side - 1) / (count - 1).clamp(min=1)

@@ -71,9 +71,7 @@ def vision_rotary(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) 
         qkv[:, part] = _rotate_halves(qkv[:, part], cos, sin)
 
 
-def mrope_axes(
-    sections: tuple[int, int, int], layout: Literal["blocked", "interleaved"], device: torch.device
-) -> torch.Tensor:
+def mrope_axes(sections: tuple[int, int, int], layout: Literal["blocked", "interleaved"], device: torch.device) -> torch.Tensor:
     """Which axis (0 time, 1 height, 2 width) drives each frequency. [rotary_dim / 2] int64.
 
     blocked      t t t … h h h … w w w …

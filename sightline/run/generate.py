@@ -102,9 +102,7 @@ def encode_items(
     weight = model.vision.patch_embed.weight
     order = {item.key: item for item in request.items}
     patches = [
-        make_patches(
-            item, processor.image if item.ref.kind == "image" else processor.video, weight.device, weight.dtype
-        )
+        make_patches(item, processor.image if item.ref.kind == "image" else processor.video, weight.device, weight.dtype)
         for item in order.values()
     ]
     if watch is not None:
@@ -133,7 +131,9 @@ def generate(
 ) -> tuple[list[int], bool]:
     """(tokens, whether an end token or `stopped` ended them). `stopped` sees the tokens so far after each one."""
     rows = encode_items(model, request, processor, watch)
-    limit = min(sampling.max_tokens, max_length - len(request), model.text.rotary.positions - len(request) - request.position_delta)
+    limit = min(
+        sampling.max_tokens, max_length - len(request), model.text.rotary.positions - len(request) - request.position_delta
+    )
     sequence = SingleSequence(model, request, len(request) + max(limit, 0), page_size)
     logits = sequence.prefill(rows)
     watch.lap("prefill")

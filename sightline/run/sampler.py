@@ -48,9 +48,7 @@ def resolve_sampling(params: SamplingParams, defaults: dict[str, float]) -> Reso
     return resolved
 
 
-def sample(
-    logits: torch.Tensor, sampling: ResolvedSampling, seen: torch.Tensor, generator: torch.Generator | None
-) -> int:
+def sample(logits: torch.Tensor, sampling: ResolvedSampling, seen: torch.Tensor, generator: torch.Generator | None) -> int:
     """Chooses a token. logits [vocab]; seen [tokens] int64: prompt and answer so far, for the repetition penalty.
 
     The order is transformers': penalty, temperature, top-k, top-p, min-p.

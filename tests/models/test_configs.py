@@ -74,9 +74,7 @@ def test_new_models_have_the_real_specs(tmp_path: Path, family: str, size: str, 
     create_checkpoint(tmp_path / "model", family, size, weights=False)
     ours, theirs = read_model_spec(tmp_path / "model"), read_model_spec(asset("configs") / real)
     assert (ours.text, ours.vision, ours.tokens) == (theirs.text, theirs.vision, theirs.tokens)
-    processors = [
-        read_processor_spec(folder, ours, MediaConfig()) for folder in (tmp_path / "model", asset("configs") / real)
-    ]
+    processors = [read_processor_spec(folder, ours, MediaConfig()) for folder in (tmp_path / "model", asset("configs") / real)]
     assert processors[0] == processors[1]
 
 
@@ -183,7 +181,11 @@ def test_pixel_limits_can_be_overridden(tiny_checkpoints: dict[str, Path]) -> No
     ],
 )  # fmt: skip
 def test_generation_defaults(
-    tiny_checkpoints: dict[str, Path], tmp_path: Path, file: dict[str, Any], ends: tuple[int, ...] | None, sampling: dict[str, float]
+    tiny_checkpoints: dict[str, Path],
+    tmp_path: Path,
+    file: dict[str, Any],
+    ends: tuple[int, ...] | None,
+    sampling: dict[str, float],
 ) -> None:
     spec = read_model_spec(tiny_checkpoints["qwen3-vl"])
     (tmp_path / "generation_config.json").write_text(json.dumps(file))

@@ -18,9 +18,7 @@ def picture(width: int, height: int, seed: int) -> Image.Image:
 
 
 def _user(*parts: Any) -> dict[str, Any]:
-    content = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
-    ]
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts]
     return {"role": "user", "content": content}
 
 

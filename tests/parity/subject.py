@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from oracle import Oracle, oracle
-from parity.conversations import Messages
 
+from parity.conversations import Messages
 from sightline.llm import LLM
 from sightline.prompt.request import build_request
 from sightline.run.generate import SingleSequence, encode_items
 from sightline.types import Request
-
 
 FAMILIES = ("qwen3-vl", "qwen2.5-vl", "glm-4.1v")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from clips import make_clip
 from oracle import Oracle, Rows
+
 from parity.conversations import picture
 from parity.subject import DEVICES, FAMILIES, TOLERANCE, Subject, both
-
 from sightline.types import Request
 from sightline.vision.patches import make_patches
 

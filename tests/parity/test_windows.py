@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from parity.conversations import WINDOW_GRIDS, window_conversation
 from parity.subject import DEVICES, both, check_ids_and_positions, check_rows
 
