@@ -41,9 +41,9 @@ def test_image_by_hand(style: str) -> None:
 
 
 def test_known_delta() -> None:
-    """Red if a patch grid of 8 x 12 after three tokens does not give a delta of -18 with text resuming at 9 = 3 + 6."""
-    positions, delta = mrope_positions(3 + 24 + 2, [image_item(4, 6)], [MediaSpan(0, 3, 24, 0)], 2, "qwen3", 2.0)
-    assert positions[:, 27].tolist() == [9, 9, 9]
+    """Red if an image of 8 x 12 patches after four tokens does not let text resume at 10, with a delta of -18."""
+    positions, delta = mrope_positions(4 + 24 + 2, [image_item(4, 6)], [MediaSpan(0, 4, 24, 0)], 2, "qwen3", 2.0)
+    assert positions[:, 28].tolist() == [10, 10, 10]
     assert delta == -18
 
 
