@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from prompt_builders import FAMILIES, STYLES, byte_tokenizer, image_item, model_spec, processor_spec, video_item
 
+from prompt.builders import FAMILIES, STYLES, byte_tokenizer, image_item, model_spec, processor_spec, video_item
 from sightline.config import MediaConfig
 from sightline.errors import PromptError
 from sightline.prompt.request import assemble, build_request, build_request_from_text
@@ -80,7 +80,7 @@ def test_a_chat_with_images(bench: Bench) -> None:
 
 def test_equals_transformers_chat(bench: Bench) -> None:
     """Red if a whole chat gives other ids or positions than apply_chat_template, processor and get_rope_index together."""
-    from prompt_oracle import positions, processor
+    from prompt.oracle import positions, processor
 
     pictures = [Image.new("RGB", (84, 56)), Image.new("RGB", (28, 140))]
     request = bench.chat([*question(pictures[0]), {"role": "assistant", "content": "A."}, *question(pictures[1], text="é?")])

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from assets import asset
 
+from assets import asset
 from sightline.errors import PromptError
 from sightline.prompt.template import ChatTemplate, own_template
 
@@ -188,8 +188,8 @@ ENVIRONMENT_CASES = {
 @pytest.mark.parametrize("name", ENVIRONMENT_CASES)
 def test_environment_renders_as_transformers(name: str, tmp_path: Path) -> None:
     """Red if trim_blocks, lstrip_blocks, an extension, the tojson filter or a template variable is set up differently."""
-    from prompt_builders import byte_tokenizer
-    from prompt_oracle import transformers
+    from prompt.builders import byte_tokenizer
+    from prompt.oracle import transformers
 
     source = ENVIRONMENT_CASES[name]
     byte_tokenizer(tmp_path, "qwen3-vl")
@@ -206,8 +206,8 @@ def test_environment_renders_as_transformers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["Qwen2.5-VL-7B-Instruct", "Qwen3-VL-8B-Instruct", "Qwen3-VL-4B-Thinking", "Qwen3.5-27B"])
 def test_real_templates_render_as_transformers(model: str, tmp_path: Path) -> None:
     """Red if a published template comes out differently from transformers' apply_chat_template."""
-    from prompt_builders import byte_tokenizer
-    from prompt_oracle import transformers
+    from prompt.builders import byte_tokenizer
+    from prompt.oracle import transformers
 
     byte_tokenizer(tmp_path, "qwen3-vl")
     ours = real(model)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from assets import asset
-from prompt_builders import (
+from prompt.builders import (
     CASES,
     FAMILIES,
     GLM_VIDEO,
@@ -21,7 +22,6 @@ from prompt_builders import (
     video_item,
     written,
 )
-
 from sightline.errors import PromptError
 from sightline.prompt.expand import expand
 from sightline.prompt.tokenizer import Tokenizer
@@ -153,7 +153,7 @@ def test_tokenizer_without_special_placeholders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_equals_transformers(bench: Bench, case: str) -> None:
     """Red if any id of a prompt with images and videos differs from the family's processor."""
-    from prompt_oracle import processed
+    from prompt.oracle import processed
 
     prompt, items = written(CASES[case], bench.family)
     # From 5.10 on, transformers keeps Qwen3's outer start and end around the groups. Without them in its prompt it writes the

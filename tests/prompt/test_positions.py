@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prompt_builders import CASES, FAMILIES, QWEN_VIDEO, STYLES, byte_tokenizer, image_item, media_tokens, video_item, written
 
+from prompt.builders import CASES, FAMILIES, QWEN_VIDEO, STYLES, byte_tokenizer, image_item, media_tokens, video_item, written
 from sightline.media.sampling import seconds_per_group
 from sightline.prompt.expand import expand
 from sightline.prompt.positions import mrope_positions
@@ -163,8 +163,8 @@ def test_equals_the_walk(style: str, media: list[tuple[int, MediaItem]], tail: i
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_transformers(family: str, case: str, tmp_path: Path) -> None:
     """Red if positions or delta differ from get_rope_index: images of all families, videos of all but Qwen2.5 (next test)."""
-    from prompt_oracle import positions as their_positions
-    from prompt_oracle import processed
+    from prompt.oracle import positions as their_positions
+    from prompt.oracle import processed
 
     pattern = CASES[case].replace("V", "I") if family == "qwen2.5-vl" else CASES[case]
     prompt, items = written(pattern, family)
@@ -179,8 +179,8 @@ def test_equals_transformers(family: str, case: str, tmp_path: Path) -> None:
 
 def test_same_image_twice_equals_transformers(tmp_path: Path) -> None:
     """Red if an item that is used twice shares its positions."""
-    from prompt_oracle import positions as their_positions
-    from prompt_oracle import processed
+    from prompt.oracle import positions as their_positions
+    from prompt.oracle import processed
 
     prompt, _ = written("I I", "qwen3-vl")
     items = [image_item(2, 5), image_item(2, 5)]
@@ -195,8 +195,8 @@ def test_qwen2_5_video_against_transformers(tmp_path: Path) -> None:
 
     Elsewhere it cuts the seconds per group to whole ones and lets text resume inside the video.
     """
-    from prompt_oracle import positions as their_positions
-    from prompt_oracle import processed
+    from prompt.oracle import positions as their_positions
+    from prompt.oracle import processed
 
     prompt, _ = written("a V b I", "qwen2.5-vl")
     items = [video_item(3, 7, 4, fps=2.0), image_item(1, 2)]

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from assets import asset
-from prompt_builders import EOS, FAMILIES, byte_tokenizer
 
+from assets import asset
+from prompt.builders import EOS, FAMILIES, byte_tokenizer
 from sightline.errors import CheckpointError, ConfigError, PromptError
 from sightline.prompt.byte_tokenizer import special_tokens, write_byte_tokenizer
 from sightline.prompt.tokenizer import Tokenizer, special_token_names
@@ -70,7 +70,7 @@ def test_bytes_and_specials(family: str, base: int | None, tmp_path: Path) -> No
 @pytest.mark.parametrize(("family", "model_type"), [*zip(FAMILIES, ("qwen2_5_vl", "qwen3_vl", "glm4v"), strict=True)])
 def test_transformers_gives_the_same_ids(family: str, model_type: str, base: int | None, tmp_path: Path) -> None:
     """Red if transformers reads other ids, another end token or another notion of what is special from our files."""
-    from prompt_oracle import transformers
+    from prompt.oracle import transformers
 
     ours = byte_tokenizer(tmp_path, family, base)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))  # may make transformers choose a class
