@@ -49,7 +49,7 @@ def video_frames(ref: MediaRef, frame_indices: Sequence[int]) -> Iterator[NDArra
     assert isinstance(header, VideoHeader)
     assert frame_indices and frame_indices[0] >= 0 and all(a <= b for a, b in pairwise(frame_indices))
     place = decoded = 0
-    with ffmpeg_errors(ref.source), open_video(ref.data) as container:
+    with ffmpeg_errors(ref.source), open_video(ref.data, ref.source) as container:
         stream = video_stream(container, ref.source)
         stream.thread_type = "AUTO"
         for frame in container.decode(stream):

@@ -1,30 +1,41 @@
-"""The one door to PyAV: which containers it may open, which stream is the video, and what its exceptions become."""
+"""The one door to PyAV: which containers it may open, which stream is the video, and what its exceptions become.
+
+PyAV is imported when the first video comes: it loads all of ffmpeg, and images do without.
+"""
 
 import contextlib
 import io
 from collections.abc import Iterator
-
-import av
-from av.container import InputContainer
-from av.packet import Packet
-from av.stream import Disposition
-from av.video.stream import VideoStream
+from typing import TYPE_CHECKING
 
 from sightline.errors import MediaError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.stream import VideoStream
 
 # Demuxers that read nothing but the bytes they are given. Playlists (hls, concat, dash, sdp, …) name other files and URLs,
 # and ffmpeg would open those on this machine: a way to read the server's disk.
 _DEMUXERS = "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,h264,hevc,obu,gif,mxf,nut"
-_OPTIONS = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}
+_OPTIONS = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}  # no protocol has that name
 
 
-def open_video(data: bytes) -> InputContainer:
-    # Titles are often not UTF-8; they are of no use here, so they must not stop us.
-    return av.open(io.BytesIO(data), mode="r", options=dict(_OPTIONS), metadata_errors="replace")
+def open_video(data: bytes, source: str) -> "InputContainer":
+    import av
+
+    try:
+        # Titles are often not UTF-8; they are of no use here, so they must not stop us.
+        return av.open(io.BytesIO(data), mode="r", options=dict(_OPTIONS), metadata_errors="replace")
+    except av.error.ArgumentError as error:  # what ffmpeg says to a container that is not on the list
+        kinds = _DEMUXERS.replace(",", ", ")
+        raise MediaError(f"Video {source} cannot be read: its container is none of {kinds}.") from error
 
 
-def video_stream(container: InputContainer, source: str) -> VideoStream:
+def video_stream(container: "InputContainer", source: str) -> "VideoStream":
     """The first video stream; a cover picture attached to a sound file is not one."""
+    from av.stream import Disposition
+
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             return stream
@@ -53,6 +64,11 @@ def ffmpeg_errors(source: str) -> Iterator[None]:
         yield
     except MediaError:
         raise
+    except ModuleNotFoundError as error:
+        raise MediaError(f"Video {source} cannot be read: the Python package {error.name} is not installed.") from error
     except Exception as error:
-        reason = error.strerror if isinstance(error, av.FFmpegError) else " ".join(str(error).split())
+        from av.error import FFmpegError
+
+        # The text of ffmpeg's errors has a number and a file name that mean nothing to a user; strerror is the sentence in it.
+        reason = error.strerror if isinstance(error, FFmpegError) else " ".join(str(error).split())
         raise MediaError(f"Video {source} cannot be read: {(reason or type(error).__name__).rstrip('.')}.") from error

@@ -56,7 +56,7 @@ def read_video_header(data: bytes, source: str, max_frames: int | None = None) -
     Width and height are the stored ones. A rotation that a phone wrote beside the stream is not honoured, here or in decoding:
     PyAV shows it on decoded frames only, and transformers' reader ignores it too.
     """
-    with ffmpeg_errors(source), open_video(data) as container:
+    with ffmpeg_errors(source), open_video(data, source) as container:
         stream = video_stream(container, source)
         codec = stream.codec_context.name
         width, height = stream.codec_context.width, stream.codec_context.height

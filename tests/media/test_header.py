@@ -2,6 +2,7 @@
 
 import io
 import struct
+import sys
 import time
 import zlib
 from fractions import Fraction
@@ -9,11 +10,11 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
-from assets import asset_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, PngImagePlugin, features
 
+from assets import asset_files
 from media.pictures import HEIGHT, WIDTH, encoded, exif, noise, picture, video, xmp
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
@@ -346,9 +347,10 @@ def test_playlists_are_refused(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Non
     with av.open(io.BytesIO(concat)) as container:  # without our list of demuxers the file is read
         assert sum(1 for _ in container.decode(video=0)) == 3
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:1.0,\nsecret.ts\n#EXT-X-ENDLIST\n"
-    for data in (concat, playlist):
-        with pytest.raises(MediaError, match="Video test cannot be read: "):
-            read_video_header(data, "test")
+    with pytest.raises(MediaError, match="Video test cannot be read: its container is none of mov, mp4, "):
+        read_video_header(concat, "test")
+    with pytest.raises(MediaError, match="Video test cannot be read: "):
+        read_video_header(playlist, "test")
 
 
 # Red if PyAV's own exceptions get out.
@@ -356,3 +358,12 @@ def test_playlists_are_refused(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_broken_videos(data: bytes) -> None:
     with pytest.raises(MediaError, match=r"^Video test cannot be read: [^\n]*\.$"):
         read_video_header(data, "test")
+
+
+# Red if images need PyAV, or a missing PyAV is a traceback.
+def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = video(5)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert read_image_header(encoded(picture(), "PNG"), "test").width == WIDTH
+    with pytest.raises(MediaError, match=r"Video test cannot be read: the Python package av is not installed\."):
+        read_video_header(clip, "test")
