@@ -50,9 +50,8 @@ def _qwen2_5(spec: VideoSpec, header: VideoHeader) -> list[int]:
     take that frame.
     """
     total, step = header.frame_count, spec.temporal_patch_size
-    most = min(spec.max_frames, total) // step * step
-    count = min(max(total / header.fps * spec.fps, spec.min_frames), most)
-    count = math.floor(count / step) * step
+    wanted = min(max(total / header.fps * spec.fps, spec.min_frames), spec.max_frames, total)
+    count = math.floor(wanted / step) * step
     if count == 0:
         return list(range(min(total, step)))
     return [place * total // count for place in range(count)]

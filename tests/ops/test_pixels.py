@@ -53,8 +53,8 @@ def pillow_resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return torch.from_numpy(np.array(made.resize((width, height), Image.Resampling.BICUBIC)))
 
 
-# Red if a weight is off by one in its 22 bits, the sum of weights is taken in another order, intermediate pixels are not
-# rounded to uint8, overshoot is not clipped, or the passes change places. Black-and-white noise overshoots most.
+# Red if weights are rounded another way, intermediate pixels are not rounded to uint8, overshoot is not clipped, or the passes
+# change places. Black-and-white noise overshoots most.
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("old", "new"), SIZES)
 def test_resize_is_pillows(old: tuple[int, int], new: tuple[int, int], device: str) -> None:
@@ -79,7 +79,7 @@ def test_resize_of_several_frames_in_chunks(chunk: int, monkeypatch: pytest.Monk
     assert torch.equal(found, torch.stack([pillow_resize(image, 28, 17) for image in images]))
 
 
-# Red if the weights are not Pillow's to the bit; where its own test of them would be. Weights of a pixel sum to 1.
+# Red if weights are not normalised, or a pixel has none: brightness would change.
 @pytest.mark.parametrize(("old", "new"), [(10, 10), (720, 704), (5, 1000), (1000, 5), (1, 7), (4096, 1)])
 def test_weights_sum_to_one(old: int, new: int) -> None:
     starts, weights = pixels.bicubic_taps(old, new)
@@ -99,7 +99,7 @@ def test_other_tensors_are_refused(images: torch.Tensor) -> None:
 # ---- Patches
 
 
-# Red if normalisation is computed in another order or width, or rows or features are in another order.
+# Red if normalisation is computed in another order, or rows or features are in another order.
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("mean", "std"), [(CLIP_MEAN, CLIP_STD), ((0.5,) * 3, (0.5,) * 3)])
 @pytest.mark.parametrize(
