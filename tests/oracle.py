@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 import torchvision_on_cpu
 
 torchvision_on_cpu.declare_operators()

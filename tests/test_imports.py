@@ -12,12 +12,13 @@ import sightline
 PACKAGE = Path(sightline.__file__).parent
 
 # What each part may import, besides itself and the standard library. Every part may import BASE.
-BASE = {"errors", "spec", "types", "config"}
+BASE = {"errors", "spec", "types", "config", "json_files"}
 ALLOWED = {
     "errors": set(),
     "spec": set(),
     "types": set(),
     "config": set(),
+    "json_files": set(),
     "media": set(),
     "prompt": {"media"},
     "stream": {"prompt"},
@@ -28,7 +29,7 @@ ALLOWED = {
     "llm": {"run", "vision", "models", "prompt", "media"},
     "cli": {"llm", "run", "vision", "models", "prompt", "media"},
 }
-WITHOUT_TORCH = ("errors", "spec", "types", "config", "media", "prompt", "stream")
+WITHOUT_TORCH = ("errors", "spec", "types", "config", "json_files", "media", "prompt", "stream")
 
 
 def part_of(path: Path) -> str:

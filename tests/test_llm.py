@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity.conversations import picture
 
+from parity.conversations import picture
 from sightline import LLM, SamplingParams
 from sightline.errors import ConfigError, PromptError
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sightline.errors import CheckpointError
-from sightline.models.fields import read_json
+from sightline.json_files import read_json
 from sightline.models.weight_table import canonical_name, is_derived
 
 SINGLE_FILE = "model.safetensors"

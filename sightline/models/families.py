@@ -5,9 +5,10 @@ from pathlib import Path
 
 from sightline.config import MediaConfig
 from sightline.errors import ConfigError
+from sightline.json_files import read_json
 from sightline.models import glm4v, qwen2_5_vl, qwen3_vl
 from sightline.models.family import Family
-from sightline.models.fields import Fields, read_json
+from sightline.models.fields import Fields
 from sightline.spec import ModelSpec, ProcessorSpec
 
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in (qwen3_vl, qwen2_5_vl, glm4v)}

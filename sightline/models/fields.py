@@ -3,9 +3,7 @@
 A field that nobody reads could change the numbers without anybody noticing, so `done()` refuses it by name.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sightline.errors import ConfigError
@@ -115,18 +113,3 @@ class Fields:
         left = sorted(name for name in set(self._values) - self._read - HARMLESS if self._values[name] is not None)
         if left:
             raise ConfigError(f"{self.name} has a field that is not understood and could change the numbers: '{left[0]}'.")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; every way it can fail is a sentence."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold a JSON object.")
-    return value

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.models.fields import Fields, read_json
+from sightline.json_files import read_json
+from sightline.models.fields import Fields
 from sightline.spec import ModelSpec
 
 

@@ -30,9 +30,10 @@ class RotaryTable:
 
 def make_rotary_table(positions: int, rotary_dim: int, theta: float, device: torch.device) -> RotaryTable:
     """Frequencies are theta^(-2i / rotary_dim), i < rotary_dim / 2. For a vision head pass half its size as rotary_dim."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device) / rotary_dim
-    angles = torch.arange(positions, dtype=torch.float32, device=device)[:, None] * (1.0 / theta**exponents)
-    return RotaryTable(angles.cos(), angles.sin())
+    # On the CPU, whatever the device: last bits of powers and cosines differ between devices, and late positions magnify them.
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * (1.0 / theta**exponents)
+    return RotaryTable(angles.cos().to(device), angles.sin().to(device))
 
 
 def _rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sightline.errors import PromptError
-from sightline.prompt.tokenizer import read_json, special_token_names
+from sightline.json_files import read_json
+from sightline.prompt.tokenizer import special_token_names
 from sightline.types import Message
 
 _OWN = {"qwen2.5-vl": "qwen2_5_vl.jinja", "qwen3-vl": "qwen3_vl.jinja", "glm-4.1v": "glm4v.jinja"}

@@ -1,26 +1,14 @@
 """Text to token ids and back, over the `tokenizers` library: the same ids as transformers, without its import time."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from sightline.errors import CheckpointError, PromptError
+from sightline.json_files import read_json
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint folder."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds {type(content).__name__} where a JSON object belongs.")
-    return content
 
 
 def special_token_names(folder: str | Path) -> dict[str, str]:

@@ -6,9 +6,9 @@ import io
 import av
 import numpy as np
 import pytest
+
 import torchvision_on_cpu
 from assets import asset_files
-
 from media.pictures import encoded, exif, noise, picture, video
 from sightline.config import MediaConfig
 from sightline.errors import MediaError

@@ -4,10 +4,10 @@ import dataclasses
 import math
 
 import pytest
-import torchvision_on_cpu
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import torchvision_on_cpu
 from media.pictures import video
 from sightline.config import MediaConfig
 from sightline.media.item import make_video_item

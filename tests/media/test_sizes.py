@@ -1,10 +1,10 @@
 """Resized sizes against transformers'."""
 
 import pytest
-import torchvision_on_cpu
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import torchvision_on_cpu
 from sightline.errors import MediaError
 from sightline.media.sizes import image_size, smart_resize, smart_resize_clip, video_size
 from sightline.spec import ImageSpec, VideoSpec

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from assets import asset
 
+from assets import asset
 from sightline.config import MediaConfig
 from sightline.errors import ConfigError
 from sightline.models.families import FAMILIES, read_model_spec, read_processor_spec

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import CLASSES, oracle
-from parity.subject import FAMILIES
 from safetensors.torch import load_file, save_file
 
+from oracle import CLASSES, oracle
+from parity.subject import FAMILIES
 from sightline.errors import CheckpointError, UserError
 from sightline.models.create import create_checkpoint
 from sightline.models.families import read_model_spec

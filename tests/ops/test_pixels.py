@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-import torchvision_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from PIL import __version__ as pillow_version
 
+import torchvision_on_cpu
 from sightline.ops import pixels
 from sightline.ops.pixels import patchify, resize_bicubic
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Oracle, oracle
 
+from oracle import Oracle, oracle
 from parity.conversations import Messages
 from sightline.llm import LLM
 from sightline.prompt.request import build_request

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import Oracle, Rows, oracle
 
+from oracle import Oracle, Rows, oracle
 from parity.conversations import conversations
 from parity.subject import DEVICES, FAMILIES, TOLERANCE, both, check_ids_and_positions, check_rows, subject
 from sightline.run.generate import encode_items

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from clips import make_clip
 from oracle import Oracle, Rows
-
 from parity.conversations import picture
 from parity.subject import DEVICES, FAMILIES, TOLERANCE, Subject, both
 from sightline.types import Request

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision_on_cpu
 from numpy.typing import NDArray
 from PIL import Image
+
+import torchvision_on_cpu
 
 torchvision_on_cpu.declare_operators()  # before transformers looks for torchvision
 

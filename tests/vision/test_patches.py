@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvision_on_cpu
-from assets import asset_files
 from PIL import Image
 
+import torchvision_on_cpu
+from assets import asset_files
 from sightline.config import MediaConfig
 from sightline.media.decode import decode_video
 from sightline.media.item import make_image_item, make_video_item
