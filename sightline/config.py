@@ -37,7 +37,7 @@ class MediaConfig:
 
     max_image_mb: int = setting(64, "Largest encoded image in MB.")
     max_video_mb: int = setting(1024, "Largest encoded video in MB.")
-    max_image_pixels: int = setting(200_000_000, "Images whose header names more pixels are refused before decoding.")
+    max_image_pixels: int = setting(150_000_000, "Images whose header names more pixels are refused before decoding.")
     max_video_frames: int = setting(100_000, "Videos with more packets are refused.")
     fetch_timeout_s: float = setting(20.0, "Time limit for fetching one http(s) image or video.")
     allowed_media_domains: tuple[str, ...] = setting((), "If given, http(s) media may come from these hosts only.")

@@ -6,7 +6,7 @@ PyAV is imported when the first video comes: it loads all of ffmpeg, and images 
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sightline.errors import MediaError
 
@@ -24,9 +24,11 @@ _OPTIONS = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}  # no p
 def open_video(data: bytes, source: str) -> "InputContainer":
     import av
 
+    # Titles are often not UTF-8; they are of no use here, so they must not stop us. PyAV 19 no longer minds them.
+    lenient: dict[str, Any] = {} if int(av.__version__.split(".")[0]) >= 19 else {"metadata_errors": "replace"}
     try:
-        # Titles are often not UTF-8; they are of no use here, so they must not stop us.
-        return av.open(io.BytesIO(data), mode="r", options=dict(_OPTIONS), metadata_errors="replace")
+        container: InputContainer = av.open(io.BytesIO(data), mode="r", options=dict(_OPTIONS), **lenient)
+        return container
     except av.error.ArgumentError as error:  # what ffmpeg says to a container that is not on the list
         kinds = _DEMUXERS.replace(",", ", ")
         raise MediaError(f"Video {source} cannot be read: its container is none of {kinds}.") from error

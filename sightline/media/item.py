@@ -2,6 +2,7 @@
 
 import hashlib
 
+from sightline.media.pillow import SOMETIMES_ROWS_FIRST
 from sightline.media.sampling import sample_frames
 from sightline.media.sizes import image_size, video_size
 from sightline.spec import ImageSpec, VideoSpec
@@ -45,7 +46,7 @@ def _processing(spec: ImageSpec | VideoSpec, height: int, width: int) -> str:
     return (
         f"patch={spec.patch_size} temporal={spec.temporal_patch_size} merge={spec.merge_size} "
         f"pixels={spec.min_pixels}..{spec.max_pixels} size={height}x{width} mean={spec.mean!r} std={spec.std!r} "
-        "resample=bicubic decoder=cpu"
+        f"resample=bicubic{'13' if SOMETIMES_ROWS_FIRST else ''} decoder=cpu"
     )
 
 

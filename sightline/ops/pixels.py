@@ -26,25 +26,26 @@ _CHUNK_VALUES_ELSEWHERE = 1 << 25
 def _resize_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for frames, height, width, out_height, out_width in (
         (1, 72, 128, 70, 128),  # one axis
+        (1, 90, 60, 42, 70),  # one smaller, one larger
         (1, 45, 64, 64, 96),  # larger
         (3, 96, 131, 32, 28),  # smaller, several frames
         (1, 1, 1, 28, 56),
     ):
         images = make.integers(0, 256, frames, height, width, 3, dtype=torch.uint8)
-        yield {"images": images, "out_height": out_height, "out_width": out_width}
+        yield {"images": images, "out_height": out_height, "out_width": out_width, "rows_first": False}
+        yield {"images": images, "out_height": out_height, "out_width": out_width, "rows_first": True}
 
 
 @op(examples=_resize_examples, tolerances={torch.float32: EXACT})
-def resize_bicubic(images: torch.Tensor, out_height: int, out_width: int) -> torch.Tensor:
-    """Image.resize((out_width, out_height), BICUBIC) of each frame.
+def resize_bicubic(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool) -> torch.Tensor:
+    """Image.resize((out_width, out_height), BICUBIC) of each frame. The order of the two passes shows in the last bit.
 
-    images: uint8 [frames, height, width, 3] -> uint8 [frames, out_height, out_width, 3]
+    images: uint8 [frames, height, width, 3] -> uint8 [frames, out_height, out_width, 3]; rows_first changes the number of rows
+    before the number of columns (media/pillow.py knows which of the two Pillow does).
     """
     _check_images(images)
-    _, height, width, _ = images.shape
     passes = [(2, out_width), (1, out_height)]  # (axis, its new size)
-    # Since version 13 Pillow shortens the columns first if that saves much work. The order shows in the last bit.
-    if height > out_height and height - out_height > 2 * (width - out_width):
+    if rows_first:
         passes.reverse()
     for axis, out_size in passes:
         if images.shape[axis] != out_size:

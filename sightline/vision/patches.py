@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.media.decode import decode_image, video_frames
+from sightline.media.pillow import rows_first
 from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.spec import ImageSpec, VideoSpec
 from sightline.types import MediaItem
@@ -28,7 +29,8 @@ def make_patches(
     height, width = item.resized
     groups = []
     for frames in _pixel_groups(item, spec):
-        images = resize_bicubic(_upload(frames, device), height, width)
+        order = rows_first(frames[0].shape[0], frames[0].shape[1], height, width)
+        images = resize_bicubic(_upload(frames, device), height, width, order)
         groups.append(
             patchify(
                 images,
