@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from oracle import Oracle, oracle
+from oracle import Oracle, Rows, oracle
 from parity.conversations import Messages
 from sightline.llm import LLM
 from sightline.prompt.request import build_request
@@ -83,3 +83,32 @@ def check_rows(reference: Oracle, ours: Subject, inputs: dict[str, torch.Tensor]
     expected = reference.rows(inputs["pixel_values"], inputs["image_grid_thw"])
     assert rows is not None
     torch.testing.assert_close(rows, expected.joined, atol=TOLERANCE, rtol=0)
+
+
+def check_bfloat16(
+    exact: Oracle,
+    rounded: Oracle,
+    ours: Subject,
+    request: Request,
+    exact_rows: Rows | None,
+    rounded_rows: Rows | None,
+    continuation: list[int],
+) -> int:
+    """Against float32, our bfloat16 logits err at most 1.5 times as much as transformers' own, and choose the same tokens.
+
+    `exact` is transformers in float32, `rounded` in bfloat16, with their rows of the request's items. Logits are teacher-forced
+    on a continuation. Where float32's best two are closer than twice transformers' own bfloat16 error, either may win: such
+    ties are counted and returned, everywhere else the best token must be float32's.
+    """
+    truth = exact.logits_for_request(request, exact_rows, continuation)
+    theirs = rounded.logits_for_request(request, rounded_rows, continuation).float()
+    mine = ours.logits(request, continuation).float()
+    their_error, my_error = ((x - truth).square().mean().sqrt() for x in (theirs, mine))
+    assert my_error <= 1.5 * their_error, f"ours {my_error:.5f}, transformers' {their_error:.5f}"
+    answer = slice(len(request) - 1, -1)
+    best = truth[answer].topk(2, dim=1).values
+    tie = best[:, 0] - best[:, 1] < 2 * (theirs - truth)[answer].abs().max()
+    differs = mine[answer].argmax(1) != truth[answer].argmax(1)
+    assert not (differs & ~tie).any()
+    assert tie.float().mean() < 0.75, "ties nearly everywhere: the comparison says nothing"
+    return int(tie.sum())

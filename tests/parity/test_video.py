@@ -13,7 +13,7 @@ import torch
 from clips import make_clip
 from oracle import Oracle, Rows
 from parity.conversations import picture
-from parity.subject import DEVICES, FAMILIES, TOLERANCE, Subject, both
+from parity.subject import DEVICES, FAMILIES, TOLERANCE, Subject, both, check_bfloat16
 from sightline.types import Request
 from sightline.vision.patches import make_patches
 
@@ -62,6 +62,16 @@ def test_rows_logits_and_tokens(tiny_checkpoints: dict[str, Path], family: str, 
     logits = reference.logits_for_request(request, expected, [])
     torch.testing.assert_close(ours.logits(request), logits, atol=TOLERANCE, rtol=0)
     assert ours.greedy(request, GREEDY_TOKENS) == reference.greedy_for_request(request, expected, GREEDY_TOKENS)
+
+
+@pytest.mark.parametrize("name", ["odd", "between images"])
+def test_bfloat16(tiny_checkpoints: dict[str, Path], family: str, device: str, name: str) -> None:
+    exact, exact_subject = both(tiny_checkpoints, family, device)
+    rounded, ours = both(tiny_checkpoints, family, device, torch.bfloat16)
+    request = ours.request(CASES[name])
+    exact_rows, rounded_rows = (_reference_rows(reference, exact_subject, request) for reference in (exact, rounded))
+    continuation = exact.greedy_for_request(request, exact_rows, GREEDY_TOKENS)
+    check_bfloat16(exact, rounded, ours, request, exact_rows, rounded_rows, continuation)
 
 
 def test_patches_equal_the_video_processor(tiny_checkpoints: dict[str, Path], family: str, device: str) -> None:
