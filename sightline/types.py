@@ -78,15 +78,22 @@ class SamplingParams:
     """How tokens are chosen. Fields left None take the model's generation_config, else the value named here."""
 
     max_tokens: int | None = None  # 256
+    min_tokens: int = 0  # no end token and no stop before this many
     temperature: float | None = None  # 1.0; 0 means greedy
     top_p: float | None = None  # 1.0
     top_k: int | None = None  # 0, all
     min_p: float | None = None  # 0.0
-    repetition_penalty: float | None = None  # 1.0
+    repetition_penalty: float | None = None  # 1.0; divides the score of every token seen, in prompt or answer
+    presence_penalty: float = 0.0  # taken off the score of every token in the answer
+    frequency_penalty: float = 0.0  # taken off once per occurrence in the answer
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the scores of these tokens
     seed: int | None = None
+    n: int = 1  # answers to the same prompt
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: bool = False  # log-probability of each chosen token, from the model's own logits
+    top_logprobs: int = 0  # and of this many of the likeliest
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +111,15 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model found a token, before penalties and temperature."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob) of the likeliest, best first
+
+
+@dataclass(frozen=True)
 class Completion:
     """An answer."""
 
@@ -112,3 +128,6 @@ class Completion:
     finish_reason: Literal["stop", "length"]
     prompt_tokens: int
     timings: Mapping[str, float]  # seconds per stage, in order
+    cached_tokens: int = 0  # prompt tokens whose keys and values were there already
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
+    index: int = 0  # which of the n answers
