@@ -9,7 +9,8 @@ import torch
 from sightline.models.inputs import ForwardBatch, LayerCache
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
-from sightline.run.sampler import ResolvedSampling, sample
+from sightline.run.sampler import ResolvedSampling
+from sightline.run.sampler import sample_one as sample
 from sightline.spec import ProcessorSpec
 from sightline.types import Request
 from sightline.vision.patches import make_patches

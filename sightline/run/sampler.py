@@ -1,74 +1,278 @@
-"""From logits to one token, for one sequence. All arithmetic in float32."""
+"""From the logits of many sequences to one token each, on the device and without waiting for it.
 
+The order is transformers': bias, penalties, bans, temperature, top-k, top-p, min-p. Greedy rows take the best score after the
+bans; the others draw by inverse CDF with one uniform number of their own generator.
+
+The one idea: a row's chances are kept as *integers*, exp(score - best score) in units of 2^-34 or so, and nothing is ever
+normalised. Sums of integers do not depend on the order of adding, so a row gets the same token whatever batch it is in, and on
+rows sorted by score every filter is a prefix whose length is found in the one running sum:
+
+    best first    w0  w1  w2  w3  w4 │ w5 …          running sum c0 ≤ c1 ≤ c2 …
+    top-k         ───────────────────┤               5 tokens
+    top-p         ─────────┤                         1 + (how many c_i < top_p * c4): the token that crosses the line stays
+    min-p         ──────────────┤                    how many w_i >= min_p * w0
+    draw          the first token with c_i > uniform * c_last, among the shortest prefix
+
+Rows are grouped by what they ask, never by what their neighbours ask: rows without top-k and top-p are not sorted at all, and a
+small top-k needs the best k only.
+
+NaN logits are not looked for, because finding them would wait for the device. They give some token id within the vocabulary.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from sightline.errors import PromptError
-from sightline.types import SamplingParams
+from sightline.run.sampling_params import ResolvedSampling, make_generator, resolve_sampling
 
+__all__ = ["ResolvedSampling", "Sampled", "SamplingRow", "make_generator", "resolve_sampling", "sample", "sample_one"]
 
-@dataclass(frozen=True)
-class ResolvedSampling:
-    """SamplingParams with every default filled in."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
+SELECT_UP_TO = 1024  # for a larger top-k the whole row is sorted
 
 
-def resolve_sampling(params: SamplingParams, defaults: dict[str, float]) -> ResolvedSampling:
-    """Fills unset fields from the checkpoint's generation_config, then from the usual values; checks the ranges."""
+@dataclass(eq=False)
+class SamplingRow:
+    """One sequence of the batch."""
 
-    def value(name: str, usual: float) -> float:
-        given = getattr(params, name)
-        return float(given if given is not None else defaults.get(name, usual))
-
-    resolved = ResolvedSampling(
-        max_tokens=int(value("max_tokens", 256)),
-        temperature=value("temperature", 1.0),
-        top_p=value("top_p", 1.0),
-        top_k=int(value("top_k", 0)),
-        min_p=value("min_p", 0.0),
-        repetition_penalty=value("repetition_penalty", 1.0),
-    )
-    for name, good, rule in (
-        ("max_tokens", resolved.max_tokens >= 1, "at least 1"),
-        ("temperature", resolved.temperature >= 0, "at least 0"),
-        ("top_p", 0 < resolved.top_p <= 1, "above 0 and at most 1"),
-        ("top_k", resolved.top_k >= -1, "at least 0 (0 and -1 mean all)"),
-        ("min_p", 0 <= resolved.min_p <= 1, "between 0 and 1"),
-        ("repetition_penalty", resolved.repetition_penalty > 0, "above 0"),
-    ):
-        if not good:
-            raise PromptError(f"{name} is {getattr(resolved, name)}, but must be {rule}.")
-    return resolved
+    sampling: ResolvedSampling
+    # Read when a penalty is on; int arrays are much cheaper than lists. Repeats in the prompt do not matter, so that a caller
+    # who keeps np.unique(prompt) saves the upload of a long prompt at every step.
+    prompt_ids: NDArray[np.int32]
+    output_ids: Sequence[int] | NDArray[Any]
+    generator: np.random.Generator  # the answer's own: one uniform number per sampled token, none when greedy
+    banned_ids: Sequence[int] = ()  # end tokens while min_tokens is not reached
 
 
-def sample(logits: torch.Tensor, sampling: ResolvedSampling, seen: torch.Tensor, generator: torch.Generator | None) -> int:
-    """Chooses a token. logits [vocab]; seen [tokens] int64: prompt and answer so far, for the repetition penalty.
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Everything on the logits' device. The last three are None when no row asks; rows that do not ask hold 0 there."""
 
-    The order is transformers': penalty, temperature, top-k, top-p, min-p.
+    token_ids: Tensor  # [n] int64
+    logprobs: Tensor | None  # [n] float32, of the chosen tokens, from the logits as they came
+    top_ids: Tensor | None  # [n, k] int64, best first, equals by id; k is the largest top_logprobs of the batch
+    top_logprobs: Tensor | None  # [n, k] float32
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+    """Chooses a token for each row of logits [n, vocab]; the logits are not changed."""
+    assert logits.shape[0] == len(rows), (logits.shape, len(rows))
+    scores = _adjusted(logits, rows)
+    groups: dict[Way, list[int]] = {}
+    for place, row in enumerate(rows):
+        if (way := way_of(row.sampling)) is not None:
+            groups.setdefault(way, []).append(place)
+    if sum(map(len, groups.values())) < len(rows):
+        tokens = scores.argmax(dim=-1)
+    else:
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    for way, places in groups.items():
+        settings = _upload(np.array([_settings(place, rows[place]) for place in places]).T, logits.device)
+        at = settings[_PLACE].long()
+        largest_k = max(rows[place].sampling.top_k for place in places)
+        tokens.index_copy_(0, at, _draw(way, _rows(scores, at).float(), settings, largest_k))
+    return _with_logprobs(tokens, logits, rows)
+
+
+def sample_one(logits: Tensor, sampling: ResolvedSampling, seen: Tensor, generator: torch.Generator | None) -> int:
+    """One token for one sequence: logits [vocab], seen [tokens] int64, prompt and answer. Waits for the device."""
+    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    row = SamplingRow(sampling, seen.cpu().numpy().astype(np.int32), (), make_generator(seed, 0, 0))
+    return int(sample(logits[None], [row]).token_ids)
+
+
+# ---- Scores: bias, penalties, bans
+
+
+def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Scores [n, vocab] before temperature: the logits themselves when no row changes them."""
+    biased = [i for i, row in enumerate(rows) if row.sampling.logit_bias]
+    repeating = [i for i, row in enumerate(rows) if row.sampling.repetition_penalty != 1.0]
+    counted = [i for i, row in enumerate(rows) if row.sampling.presence_penalty or row.sampling.frequency_penalty]
+    banned = [i for i, row in enumerate(rows) if len(row.banned_ids)]
+    if not (biased or repeating or counted or banned):
+        return logits
+    scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    if biased:
+        _add_bias(scores, rows, biased)
+    if repeating:
+        _penalise_repetition(scores, rows, repeating)
+    if counted:
+        _penalise_counts(scores, rows, counted)
+    if banned:
+        cells = _cells([rows[i].banned_ids for i in banned], banned, scores.shape[1])
+        scores.view(-1).index_fill_(0, _upload(cells, scores.device), -torch.inf)
+    return scores
+
+
+def _add_bias(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
+    ids = [[token for token, _ in rows[i].sampling.logit_bias] for i in places]
+    cells = _upload(_cells(ids, places, scores.shape[1]), scores.device)
+    values = np.array([bias for i in places for _, bias in rows[i].sampling.logit_bias], np.float32)
+    scores.view(-1).index_add_(0, cells, _upload(values, scores.device))
+
+
+def _penalise_repetition(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
+    """Whatever was seen, however often: positive scores are divided, negative ones multiplied."""
+    vocab, device = scores.shape[1], scores.device
+    ids = [np.concatenate((rows[i].prompt_ids, np.asarray(rows[i].output_ids, np.int64))) for i in places]
+    cells = _upload(_cells(ids, range(len(places)), vocab), device)
+    seen = torch.zeros(len(places), vocab, dtype=torch.bool, device=device)
+    seen.view(-1).index_fill_(0, cells, True)
+    penalty = _upload(np.array([[rows[i].sampling.repetition_penalty] for i in places], np.float32), device)
+    at = _upload(np.array(places), device)
+    old = _rows(scores, at)
+    scores.index_copy_(0, at, torch.where(seen, torch.where(old < 0, old * penalty, old / penalty), old))
+
+
+def _penalise_counts(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
+    """Of the answer alone: frequency_penalty for each occurrence, presence_penalty once."""
+    vocab, device = scores.shape[1], scores.device
+    cells = _upload(_cells([rows[i].output_ids for i in places], range(len(places)), vocab), device)
+    counts = torch.zeros(len(places), vocab, dtype=torch.float32, device=device)
+    counts.view(-1).scatter_add_(0, cells, torch.ones(cells.shape, dtype=torch.float32, device=device))
+    pairs = [(rows[i].sampling.frequency_penalty, rows[i].sampling.presence_penalty) for i in places]
+    frequency, presence = _upload(np.array(pairs, np.float32).T, device).unsqueeze(-1)  # each [rows, 1]
+    at = _upload(np.array(places), device)
+    scores.index_copy_(0, at, _rows(scores, at) - counts * frequency - (counts > 0) * presence)
+
+
+def _cells(ids: Sequence[Sequence[int] | NDArray[Any]], places: Sequence[int], vocab: int) -> NDArray[np.int64]:
+    """Where (place, id) stands in a flattened [rows, vocab] matrix, for all ids of all places."""
+    parts = [np.asarray(some, np.int64) for some in ids]
+    flat = np.concatenate(parts)
+    # An id outside would land in a neighbour's row.
+    assert flat.size == 0 or (flat.min() >= 0 and flat.max() < vocab), f"a token id is not within 0 … {vocab - 1}"
+    flat += np.repeat(np.asarray(places, np.int64) * vocab, [len(part) for part in parts])
+    return flat
+
+
+# ---- Drawing
+
+_PLACE, _UNIFORM, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = range(6)  # rows of the settings, [6, g] float64
+
+
+class Way(Enum):
+    """How a row draws. Chosen from the row alone, which keeps answers independent of the batch."""
+
+    UNSORTED = auto()
+    SELECTED = auto()
+    SORTED = auto()
+
+
+def way_of(sampling: ResolvedSampling) -> Way | None:
+    """None: greedy."""
+    if sampling.greedy:
+        return None
+    if sampling.top_k == 0 and sampling.top_p == 1.0:
+        return Way.UNSORTED
+    return Way.SELECTED if 0 < sampling.top_k <= SELECT_UP_TO else Way.SORTED
+
+
+def _settings(place: int, row: SamplingRow) -> tuple[float, ...]:
+    chosen = row.sampling
+    return place, row.generator.random(), chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p
+
+
+def _draw(way: Way, scores: Tensor, settings: Tensor, largest_k: int) -> Tensor:
+    """A token for each of g rows that draw alike: scores [g, vocab] float32, settings [6, g] float64 to ids [g]."""
+    vocab = scores.shape[1]
+    if way is Way.UNSORTED:
+        weights = _weights(scores, scores.amax(dim=1, keepdim=True), settings)
+        weights.masked_fill_(weights < settings[_MIN_P, :, None].float(), 0.0)
+        running = _units(weights, vocab).cumsum(dim=1)
+        return _inverse(running, running[:, -1:], settings).squeeze(1)
+    if way is Way.SELECTED:
+        ranked, ids = best_first(scores, min(largest_k, vocab))
+    else:
+        ranked, ids = scores.sort(dim=1, descending=True, stable=True)
+    running, kept = kept_prefix(ranked, vocab, settings)
+    place = _inverse(running, running.gather(1, kept - 1), settings)
+    return ids.gather(1, place).squeeze(1)
+
+
+def kept_prefix(ranked: Tensor, vocab: int, settings: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sums [g, width] of the integer chances of scores [g, width], best first, and how many pass the filters [g, 1]."""
+    weights = _weights(ranked, ranked[:, :1], settings)
+    running = _units(weights, vocab).cumsum(dim=1)
+    top_k = settings[_TOP_K, :, None].long()
+    kept = torch.where(top_k > 0, top_k, vocab).clamp_(max=ranked.shape[1])
+    line = (settings[_TOP_P, :, None] * running.gather(1, kept - 1)).ceil().long()
+    kept = torch.minimum(kept, torch.searchsorted(running, line) + 1)
+    likely = (weights >= settings[_MIN_P, :, None].float()).sum(dim=1, keepdim=True)  # the best one weighs 1: never none
+    return running, torch.minimum(kept, likely)
+
+
+def best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(scores, ids) [g, count] of the best, equal scores by id: torch.topk in an order that ties cannot upset.
+
+    One int64 per token: above, the score's bits, made to sort as integers; below, the id counted from the end.
     """
-    scores = logits.float()
-    if sampling.repetition_penalty != 1.0:
-        at = scores[seen]
-        at = torch.where(at < 0, at * sampling.repetition_penalty, at / sampling.repetition_penalty)
-        scores = scores.scatter(0, seen, at)
-    if sampling.temperature < 1e-5:  # generation configs write 1e-6 for greedy
-        return int(scores.argmax())
-    ordered, order = (scores / sampling.temperature).sort(descending=True)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
-    if sampling.top_k > 0:
-        keep[sampling.top_k :] = False
-    chances = ordered.masked_fill(~keep, -torch.inf).softmax(0)
-    if sampling.top_p < 1.0:
-        keep &= (chances.cumsum(0) - chances) < sampling.top_p  # the token that crosses the line stays
-        chances = ordered.masked_fill(~keep, -torch.inf).softmax(0)
-    if sampling.min_p > 0.0:
-        keep &= chances >= sampling.min_p * chances[0]
-        chances = ordered.masked_fill(~keep, -torch.inf).softmax(0)
-    return int(order[torch.multinomial(chances.cpu(), 1, generator=generator)])
+    vocab = scores.shape[1]
+    bits = scores.contiguous().view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # a negative float has its magnitude turned round
+    from_end = torch.arange(vocab - 1, -1, -1, device=scores.device)
+    keys = ordered.long().mul_(2**32).add_(from_end).topk(count, dim=1).values
+    ids = (vocab - 1) - (keys & 0xFFFFFFFF)
+    return scores.gather(1, ids), ids
+
+
+def _weights(scores: Tensor, best: Tensor, settings: Tensor) -> Tensor:
+    """Chances relative to the best token's, after temperature; scores [g, width], best [g, 1]."""
+    temperature = settings[_TEMPERATURE, :, None].float()
+    return (scores / temperature).sub_(best / temperature).exp_()
+
+
+def _units(weights: Tensor, vocab: int) -> Tensor:
+    """Weights as integers, small enough that the sum of a whole vocabulary is exact as a float64."""
+    return weights.mul(2.0 ** (52 - (vocab - 1).bit_length())).long()
+
+
+def _inverse(running: Tensor, total: Tensor, settings: Tensor) -> Tensor:
+    """The place [g, 1] where the running sum [g, width] first exceeds uniform * total [g, 1].
+
+    uniform is at most 1 - 2^-53, and total a whole number below 2^53: their rounded product is below total. A token of weight 0
+    is never the first to exceed anything. The clamp is for NaN only, which must not become an index out of range.
+    """
+    target = (settings[_UNIFORM, :, None] * total).long()
+    return torch.searchsorted(running, target, right=True).clamp_(max=running.shape[1] - 1)
+
+
+# ---- Log-probabilities
+
+
+def _with_logprobs(tokens: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+    asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
+    if not asking:
+        return Sampled(tokens, None, None, None)
+    at = _upload(np.array(asking), logits.device)
+    raw = _rows(logits, at).float()
+    normaliser = raw.logsumexp(dim=1, keepdim=True)
+    chosen = raw.gather(1, _rows(tokens, at)[:, None]) - normaliser
+    logprobs = chosen.new_zeros(len(rows)).index_copy_(0, at, chosen.squeeze(1))
+    width = max(rows[place].sampling.top_logprobs for place in asking)
+    if width == 0:
+        return Sampled(tokens, logprobs, None, None)
+    best, ids = best_first(raw, min(width, raw.shape[1]))
+    top_ids = ids.new_zeros(len(rows), ids.shape[1]).index_copy_(0, at, ids)
+    top_logprobs = best.new_zeros(len(rows), ids.shape[1]).index_copy_(0, at, best - normaliser)
+    return Sampled(tokens, logprobs, top_ids, top_logprobs)
+
+
+# ---- Moving data
+
+
+def _rows(matrix: Tensor, at: Tensor) -> Tensor:
+    """matrix[at] for ascending places `at`, without a copy when they are all."""
+    return matrix if at.shape[0] == matrix.shape[0] else matrix.index_select(0, at)
+
+
+def _upload(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Onto the device without waiting for it: from pinned memory, which torch keeps until the copy is done."""
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
