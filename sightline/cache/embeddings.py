@@ -59,7 +59,9 @@ class Reservation:
 class EmbeddingCache:
     """Bookkeeping of the arena and of the host tier; the rows themselves live elsewhere.
 
-    After each `reserve` the storage frees what `host_evicted` names, does the offloads, then fills the entry, in this order.
+    After one `reserve`, or several of one step, and before `mark_ready`, the storage does all offloads, then fills the entries,
+    then frees what `host_evicted` names, in this order: a key may be offloaded, restored or dropped in the same step.
+
     Each use of an item is one pin. The first pin after a reserve is the use that it was reserved for: a miss, or a host hit.
     Every further one is a hit, also while ENCODING, since it shares the encode.
     """
@@ -109,6 +111,11 @@ class EmbeddingCache:
     def pinned_blocks(self) -> int:
         """Blocks of entries that a request needs."""
         return self._pinned_blocks
+
+    @property
+    def total_pins(self) -> int:
+        """Pins of all entries together, for checks. O(entries)."""
+        return sum(entry.pins for entry in self._entries.values())
 
     @property
     def host_bytes_used(self) -> int:

@@ -1,7 +1,7 @@
 """Which images have their embedding rows in host memory: the second tier under the arena on the device.
 
-The storage that holds the tensors follows along: a key comes in with an Offload, goes with `take_dropped`, and never comes
-twice without going in between.
+The storage that holds the tensors follows along: a key comes in with an Offload and goes with `take_dropped`. A key that comes
+back before the storage has heard that it went is neither reported nor copied again.
 """
 
 from collections import OrderedDict

@@ -68,6 +68,15 @@ class PageCache:
         return len(self._nodes)
 
     @property
+    def private_pages(self) -> int:
+        return self.usable_pages - len(self._free) - len(self._nodes)
+
+    @property
+    def total_locks(self) -> int:
+        """Locks of all nodes together, for checks. O(nodes)."""
+        return sum(node.locks for node in self._nodes.values())
+
+    @property
     def state_bytes(self) -> int:
         return self._states.bytes_used
 
