@@ -27,7 +27,6 @@ class ModelConfig:
     )
     device: str = setting("auto", "'cpu', 'cuda' or 'cuda:N'; 'auto' takes a GPU when there is one.")
     max_model_len: int | None = setting(None, "Longest prompt plus answer in tokens; by default what the model was made for.")
-    page_size: int = setting(16, "Tokens per page of the key/value cache.")
     seed: int = setting(0, "Seed of dummy weights and of requests that name none.")
 
 
@@ -50,6 +49,30 @@ class MediaConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """How much runs at once, and how much memory the caches may take."""
+
+    max_num_seqs: int = setting(256, "Most sequences that run at once.")
+    max_num_batched_tokens: int = setting(8192, "Most tokens computed in one step; longer prompts are cut into chunks.")
+    max_patches_per_step: int = setting(
+        65536, "Most image patches encoded in one step; a single larger image is encoded alone."
+    )
+    lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
+    page_size: int = setting(16, "Tokens per page of the key/value cache.")
+    kv_cache_gb: float | None = setting(
+        None, "Memory for keys and values in GB; by default 1 GB on a CPU, and what gpu_memory_utilization leaves on a GPU."
+    )
+    gpu_memory_utilization: float = setting(0.9, "Share of the GPU's memory that model and caches may take together.")
+    enable_prefix_caching: bool = setting(True, "Whether requests share keys and values of equal beginnings.")
+    embedding_cache_gb: float | None = setting(
+        None, "Memory for embedding rows of images and videos in GB; by default 0.5 GB on a CPU, 4 GB on a GPU."
+    )
+    embedding_host_cache_gb: float = setting(0.0, "Host memory for rows that fell out of the embedding cache, in GB.")
+    starvation_steps: int = setting(512, "A request that has waited this many steps goes before all others.")
+
+
+@dataclass(frozen=True)
 class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
+    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)

@@ -12,24 +12,28 @@ import sightline
 PACKAGE = Path(sightline.__file__).parent
 
 # What each part may import, besides itself and the standard library. Every part may import BASE.
-BASE = {"errors", "spec", "types", "config", "json_files"}
+BASE = {"errors", "spec", "types", "config", "json_files", "timing"}
 ALLOWED = {
     "errors": set(),
     "spec": set(),
     "types": set(),
     "config": set(),
     "json_files": set(),
+    "timing": set(),
     "media": set(),
     "prompt": {"media"},
     "stream": {"prompt"},
+    "cache": set(),
     "ops": set(),
     "models": {"ops", "prompt"},
     "vision": {"models", "ops", "media"},
-    "run": {"vision", "models", "ops"},
-    "llm": {"run", "vision", "models", "prompt", "media"},
-    "cli": {"llm", "run", "vision", "models", "prompt", "media"},
+    "schedule": {"cache"},
+    "run": {"vision", "models", "ops", "schedule", "cache"},
+    "engine": {"run", "vision", "models", "prompt", "schedule", "cache", "stream"},
+    "llm": {"engine", "run", "models", "prompt", "media"},
+    "cli": {"llm", "models", "prompt", "media"},
 }
-WITHOUT_TORCH = ("errors", "spec", "types", "config", "json_files", "media", "prompt", "stream")
+WITHOUT_TORCH = ("errors", "spec", "types", "config", "json_files", "timing", "media", "prompt", "stream", "cache", "schedule")
 
 
 def part_of(path: Path) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.cli.flags import add_flags, from_flags
-from sightline.config import Config, MediaConfig, ModelConfig
+from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
 from sightline.types import Completion, SamplingParams
 
 
@@ -18,6 +18,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy (default: the model's)")
     parser.add_argument("--timings", action="store_true", help="also print tokens and time per stage")
     add_flags(parser, ModelConfig)
+    add_flags(parser, EngineConfig)
     add_flags(parser, MediaConfig)
     parser.set_defaults(run=run, subparser=parser)
 
@@ -25,10 +26,10 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from sightline.llm import LLM  # imports torch, which `--help` need not wait for
 
-    config = Config(from_flags(ModelConfig, arguments), from_flags(MediaConfig, arguments))
-    llm = LLM(config.model.model, config)
+    config = Config(*(from_flags(kind, arguments) for kind in (ModelConfig, MediaConfig, EngineConfig)))
     message = user_message(arguments.question, arguments.image, arguments.video)
-    answer = llm.chat([message], SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature))
+    with LLM(config.model.model, config) as llm:
+        answer = llm.chat([message], SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature))
     print(answer.text)
     if arguments.timings:
         print_timings(answer)
@@ -42,5 +43,6 @@ def user_message(question: str, images: Sequence[str] = (), videos: Sequence[str
 
 def print_timings(answer: Completion) -> None:
     stages = "  ".join(f"{stage} {1000 * seconds:.0f} ms" for stage, seconds in answer.timings.items())
-    print(f"tokens    {answer.prompt_tokens} in, {len(answer.token_ids)} out ({answer.finish_reason})")
+    print(f"tokens    {answer.prompt_tokens} in ({answer.cached_tokens} cached), {len(answer.token_ids)} out")
+    print(f"ended     by {answer.finish_reason}")
     print(f"time      {stages}")

@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> None:
         picture = arguments.image or str(bundled)
         start = time.perf_counter()
         create_checkpoint(Path(folder) / "tiny", "qwen3-vl", "tiny")
-        llm = LLM(Path(folder) / "tiny", device="cpu")
-        loaded = time.perf_counter() - start
-        answer = llm.chat([user_message(arguments.question, [picture])], SamplingParams(max_tokens=32))
+        with LLM(Path(folder) / "tiny", device="cpu") as llm:
+            loaded = time.perf_counter() - start
+            answer = llm.chat([user_message(arguments.question, [picture])], SamplingParams(max_tokens=32))
         print("model     a small Qwen3-VL with random weights, so the answer is noise; the way to it is the real one")
         print(f"image     {picture} ({_size_of(picture)})")
         print(f"question  {arguments.question}")

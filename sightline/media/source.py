@@ -23,6 +23,7 @@ from sightline.errors import MediaError
 from sightline.media.fetch import fetch
 from sightline.media.header import read_image_header, read_video_header
 from sightline.media.pillow import pillow_errors
+from sightline.timing import StageClock
 from sightline.types import ImageHeader, MediaRef
 
 VideoSource = str | Path | bytes
@@ -33,20 +34,29 @@ _MEGABYTE = 1_000_000
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=://)|data(?=:)", re.IGNORECASE)
 
 
-def load_image(source: ImageSource, limits: MediaConfig) -> MediaRef:
+def load_image(source: ImageSource, limits: MediaConfig, clock: StageClock | None = None) -> MediaRef:
+    """`clock` is told how long fetching took, and how long digest and header."""
+    clock = clock or StageClock()
     if isinstance(source, Image.Image):
-        return _from_pillow(source, limits)
-    data, name = _read(source, "image", limits, limits.max_image_mb * _MEGABYTE)
-    header = read_image_header(data, name)
-    _check_pixels(f"Image {name}", header.width, header.height, limits)
-    return MediaRef("image", data, hashlib.sha256(data).digest(), header, name)
+        with clock.stage("header"):
+            return _from_pillow(source, limits)
+    with clock.stage("fetch"):
+        data, name = _read(source, "image", limits, limits.max_image_mb * _MEGABYTE)
+    with clock.stage("header"):
+        header = read_image_header(data, name)
+        _check_pixels(f"Image {name}", header.width, header.height, limits)
+        return MediaRef("image", data, hashlib.sha256(data).digest(), header, name)
 
 
-def load_video(source: VideoSource, limits: MediaConfig) -> MediaRef:
-    data, name = _read(source, "video", limits, limits.max_video_mb * _MEGABYTE)
-    header = read_video_header(data, name, limits.max_video_frames)
-    _check_pixels(f"Video {name}", header.width, header.height, limits)
-    return MediaRef("video", data, hashlib.sha256(data).digest(), header, name)
+def load_video(source: VideoSource, limits: MediaConfig, clock: StageClock | None = None) -> MediaRef:
+    """`clock` is told how long fetching took, and how long digest and header."""
+    clock = clock or StageClock()
+    with clock.stage("fetch"):
+        data, name = _read(source, "video", limits, limits.max_video_mb * _MEGABYTE)
+    with clock.stage("header"):
+        header = read_video_header(data, name, limits.max_video_frames)
+        _check_pixels(f"Video {name}", header.width, header.height, limits)
+        return MediaRef("video", data, hashlib.sha256(data).digest(), header, name)
 
 
 def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:

@@ -13,6 +13,7 @@ from sightline.prompt.positions import mrope_positions
 from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ModelSpec, ProcessorSpec
+from sightline.timing import StageClock
 from sightline.types import MediaItem, Message, Request
 
 
@@ -27,8 +28,13 @@ def build_request(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     max_len: int | None = None,
+    clock: StageClock | None = None,
 ) -> Request:
-    """A chat as a request. `max_len` bounds tokens and positions; without it the model's own limit does."""
+    """A chat as a request. `max_len` bounds tokens and positions; without it the model's own limit does.
+
+    `clock` is told the time of each stage: fetch, header, prompt.
+    """
+    clock = clock or StageClock()
     placeholders = MediaText.of(spec.tokens, tokenizer).placeholders
     kwargs = dict(template_kwargs or {})
     for name in ("messages", "tools"):
@@ -36,10 +42,11 @@ def build_request(
             raise PromptError(f"template_kwargs cannot set {name!r}.")
     refuse_placeholders(kwargs, "template_kwargs", placeholders)
     refuse_placeholders(tools, "tools", placeholders)
-    for_template, media = normalise_messages(messages, placeholders)
-    prompt = template.render(for_template, tools=tools, **kwargs)
+    with clock.stage("prompt"):
+        for_template, media = normalise_messages(messages, placeholders)
+        prompt = template.render(for_template, tools=tools, **kwargs)
     return build_request_from_text(
-        prompt, media, tokenizer=tokenizer, spec=spec, processor=processor, limits=limits, max_len=max_len
+        prompt, media, tokenizer=tokenizer, spec=spec, processor=processor, limits=limits, max_len=max_len, clock=clock
     )
 
 
@@ -52,18 +59,23 @@ def build_request_from_text(
     processor: ProcessorSpec,
     limits: MediaConfig,
     max_len: int | None = None,
+    clock: StageClock | None = None,
 ) -> Request:
     """A prompt that holds one placeholder per medium, and the media as (kind, source) in the same order."""
-    items = [load_item(kind, source, processor, limits) for kind, source in media]
-    return assemble(prompt, items, tokenizer=tokenizer, spec=spec, processor=processor, max_len=max_len)
+    clock = clock or StageClock()
+    items = [load_item(kind, source, processor, limits, clock) for kind, source in media]
+    with clock.stage("prompt"):
+        return assemble(prompt, items, tokenizer=tokenizer, spec=spec, processor=processor, max_len=max_len)
 
 
-def load_item(kind: str, source: Any, processor: ProcessorSpec, limits: MediaConfig) -> MediaItem:
+def load_item(
+    kind: str, source: Any, processor: ProcessorSpec, limits: MediaConfig, clock: StageClock | None = None
+) -> MediaItem:
     """Fetches one medium and reads its header; its pixels stay encoded."""
     if kind == "image":
-        return make_image_item(load_image(source, limits), processor.image)
+        return make_image_item(load_image(source, limits, clock), processor.image)
     if kind == "video":
-        return make_video_item(load_video(source, limits), processor.video)
+        return make_video_item(load_video(source, limits, clock), processor.video)
     raise PromptError(f"A medium has kind {kind!r}; it must be 'image' or 'video'.")
 
 

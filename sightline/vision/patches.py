@@ -11,6 +11,7 @@ from sightline.media.decode import decode_image, video_frames
 from sightline.media.pillow import rows_first
 from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.spec import ImageSpec, VideoSpec
+from sightline.timing import StageClock
 from sightline.types import MediaItem
 
 # Frames of a video are decoded, uploaded and resized in groups of about this many bytes, so that a long clip never lies whole
@@ -19,33 +20,55 @@ _GROUP_BYTES = 256 * 1024 * 1024
 
 
 def make_patches(
-    item: MediaItem, spec: ImageSpec | VideoSpec, device: torch.device, dtype: torch.dtype, compact: bool = True
+    item: MediaItem,
+    spec: ImageSpec | VideoSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    compact: bool = True,
+    clock: StageClock | None = None,
 ) -> torch.Tensor:
     """dtype [item.patches, features] on the device; see patchify for the order of rows and features.
 
     compact leaves the repetition of a still in time out, for a patch embedding with folded weights. A video has no repetition,
-    so its patches are always full.
+    so its patches are always full. `clock` is told how long decoding took, and how long the rest (on a GPU: its launch).
     """
-    height, width = item.resized
+    clock = clock or StageClock()
     groups = []
-    for frames in _pixel_groups(item, spec):
-        order = rows_first(frames[0].shape[0], frames[0].shape[1], height, width)
-        images = resize_bicubic(_upload(frames, device), height, width, order)
-        groups.append(
-            patchify(
-                images,
-                spec.mean,
-                spec.std,
-                spec.patch_size,
-                spec.temporal_patch_size,
-                spec.merge_size,
-                compact and item.ref.kind == "image",
-                dtype,
-            )
-        )
+    pixel_groups = _pixel_groups(item, spec)
+    while True:
+        with clock.stage("decode"):
+            frames = next(pixel_groups, None)
+        if frames is None:
+            break
+        with clock.stage("preprocess"):
+            groups.append(_cut(frames, item, spec, device, dtype, compact))
     patches = groups[0] if len(groups) == 1 else torch.cat(groups)
     assert patches.shape[0] == item.patches
     return patches
+
+
+def _cut(
+    frames: list[NDArray[np.uint8]],
+    item: MediaItem,
+    spec: ImageSpec | VideoSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    compact: bool,
+) -> torch.Tensor:
+    """Patches of some of an item's frames."""
+    height, width = item.resized
+    order = rows_first(frames[0].shape[0], frames[0].shape[1], height, width)
+    images = resize_bicubic(_upload(frames, device), height, width, order)
+    return patchify(
+        images,
+        spec.mean,
+        spec.std,
+        spec.patch_size,
+        spec.temporal_patch_size,
+        spec.merge_size,
+        compact and item.ref.kind == "image",
+        dtype,
+    )
 
 
 def _pixel_groups(item: MediaItem, spec: ImageSpec | VideoSpec) -> Iterator[list[NDArray[np.uint8]]]:

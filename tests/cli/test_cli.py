@@ -18,7 +18,7 @@ def sightline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_demo() -> None:
     done = sightline("demo")
     assert done.returncode == 0, done.stderr
-    for word in ("image", "480 x 320", "question  What is written on the sign?", "answer", "tower", "prefill", "decode"):
+    for word in ("image", "480 x 320", "question  What is written on the sign?", "answer", "encode", "prefill", "first_token"):
         assert word in done.stdout
 
 
@@ -30,7 +30,7 @@ def test_new_info_ask(tmp_path: Path, family: str) -> None:
     assert family in sightline("model", "info", folder).stdout
     asked = sightline("ask", "What colour?", "--model", folder, "--image", image, "--max-tokens", "5", "--timings")
     assert asked.returncode == 0, asked.stderr
-    assert "5 out" in asked.stdout or "(stop)" in asked.stdout
+    assert "5 out" in asked.stdout or "by stop" in asked.stdout
 
 
 def test_no_weights_and_dummy(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from oracle import Oracle, Rows, oracle
 from parity.conversations import Messages
+from plain_loop import SingleSequence, encode_items
 from sightline.llm import LLM
 from sightline.prompt.request import build_request
-from sightline.run.generate import SingleSequence, encode_items
 from sightline.types import Request
 
 FAMILIES = ("qwen3-vl", "qwen2.5-vl", "glm-4.1v")

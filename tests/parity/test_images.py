@@ -11,7 +11,7 @@ import torch
 from oracle import oracle
 from parity.conversations import conversations
 from parity.subject import DEVICES, FAMILIES, TOLERANCE, both, check_bfloat16, check_ids_and_positions, check_rows, subject
-from sightline.run.generate import encode_items
+from plain_loop import encode_items
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
 

@@ -1,7 +1,4 @@
-"""The plain way to an answer: one request at a time, whole prompt in one pass, then token by token."""
-
-import time
-from collections.abc import Callable
+"""The plain way to an answer, one request at a time and without sharing anything: what the engine must be equal to."""
 
 import numpy as np
 import torch
@@ -9,28 +6,10 @@ import torch
 from sightline.models.inputs import ForwardBatch, LayerCache
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
-from sightline.run.sampler import ResolvedSampling
-from sightline.run.sampler import sample_one as sample
 from sightline.spec import ProcessorSpec
 from sightline.types import Request
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
-
-
-class Stopwatch:
-    """Seconds per stage. On a GPU each stage waits for the device, so that its time is its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = {}
-        self._device = device
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
 
 
 class SingleSequence:
@@ -94,61 +73,14 @@ class SingleSequence:
         return logits
 
 
-def encode_items(
-    model: VisionLanguageModel, request: Request, processor: ProcessorSpec, watch: Stopwatch | None = None
-) -> torch.Tensor | None:
-    """Embedding rows of the request's items, one after another; None for text. An item that comes twice is encoded once."""
+def encode_items(model: VisionLanguageModel, request: Request, processor: ProcessorSpec) -> torch.Tensor | None:
+    """Embedding rows of the request's items, one after another; None for text."""
     if not request.items:
         return None
     weight = model.vision.patch_embed.weight
-    order = {item.key: item for item in request.items}
     patches = [
         make_patches(item, processor.image if item.ref.kind == "image" else processor.video, weight.device, weight.dtype)
-        for item in order.values()
+        for item in request.items
     ]
-    if watch is not None:
-        watch.lap("pixels")
-    grids = [item.grid for item in order.values()]
-    rows = model.encode(make_tower_batch(patches, grids, model.spec.vision, weight.device))
-    parts = dict(zip(order, rows.split([item.rows for item in order.values()]), strict=True))
-    if len(order) < len(request.items):
-        rows = torch.cat([parts[item.key] for item in request.items])
-    if watch is not None:
-        watch.lap("tower")
-    return rows
-
-
-def generate(
-    model: VisionLanguageModel,
-    request: Request,
-    processor: ProcessorSpec,
-    sampling: ResolvedSampling,
-    end_tokens: frozenset[int],
-    max_length: int,
-    page_size: int,
-    seed: int | None,
-    stopped: Callable[[list[int]], bool],
-    watch: Stopwatch,
-) -> tuple[list[int], bool]:
-    """(tokens, whether an end token or `stopped` ended them). `stopped` sees the tokens so far after each one."""
-    rows = encode_items(model, request, processor, watch)
-    limit = min(
-        sampling.max_tokens, max_length - len(request), model.text.rotary.positions - len(request) - request.position_delta
-    )
-    sequence = SingleSequence(model, request, len(request) + max(limit, 0), page_size)
-    logits = sequence.prefill(rows)
-    watch.lap("prefill")
-    generator = torch.Generator().manual_seed(seed) if seed is not None else None
-    seen = torch.from_numpy(request.token_ids.astype(np.int64)).to(sequence.device)
-    tokens: list[int] = []
-    while len(tokens) < limit:
-        token = sample(logits[0], sampling, seen, generator)
-        tokens.append(token)
-        if token in end_tokens or stopped(tokens):
-            watch.lap("decode")
-            return tokens, True
-        if len(tokens) < limit:
-            seen = torch.cat((seen, torch.tensor([token], device=sequence.device)))
-            logits = sequence.decode(token)
-    watch.lap("decode")
-    return tokens, False
+    grids = [item.grid for item in request.items]
+    return model.encode(make_tower_batch(patches, grids, model.spec.vision, weight.device))

@@ -1,0 +1,287 @@
+"""The engine: requests in, tokens out. `step` is the whole story; everything else prepares it or reads its results."""
+
+import itertools
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import torch
+
+from sightline.cache.embeddings import EmbeddingCache
+from sightline.cache.keys import root_key
+from sightline.cache.pages import PageCache
+from sightline.config import EngineConfig
+from sightline.engine.answers import Answer, FinishReason
+from sightline.engine.memory import BLOCK_ROWS, plan_memory
+from sightline.errors import UserError
+from sightline.models.model import VisionLanguageModel
+from sightline.prompt.tokenizer import Tokenizer
+from sightline.run.kv_cache import allocate_pages
+from sightline.run.runner import Encoded, Runner
+from sightline.run.sampler import Sampled, SamplingRow, make_generator
+from sightline.run.sampling_params import ResolvedSampling
+from sightline.schedule.plan import plan_step
+from sightline.schedule.progress import admit, complete_step, finish
+from sightline.schedule.state import Chunk, Limits, Schedule, Sequence, Status, Step
+from sightline.spec import ProcessorSpec
+from sightline.stream.detokenise import IncrementalText
+from sightline.timing import StageClock
+from sightline.types import Completion, MediaItem, Request, TokenLogprob
+from sightline.vision.arena import EmbeddingArena
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of one answer: more text, and at its end the whole of it, or what went wrong."""
+
+    request_id: int
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    completion: Completion | None = None
+    error: Exception | None = None
+
+    @property
+    def last(self) -> bool:
+        return self.completion is not None or self.error is not None
+
+
+class Engine:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        processor: ProcessorSpec,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        max_model_len: int,
+        default_seed: int = 0,
+    ) -> None:
+        weight = model.text.embed_tokens.weight
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.max_model_len, self.default_seed = max_model_len, default_seed
+        self.weights_epoch = 0  # raise it when weights change: nothing computed with the old ones is found again
+        self.memory = plan_memory(config, model.spec, weight.device, weight.dtype, max_model_len)
+        memory = self.memory
+        self.schedule = Schedule(
+            limits=Limits(
+                max_sequences=config.max_num_seqs,
+                max_tokens=config.max_num_batched_tokens,
+                max_patches=config.max_patches_per_step,
+                lookahead_patches=config.lookahead_patches,
+                starvation_steps=config.starvation_steps,
+            ),
+            pages=PageCache(memory.pages, config.page_size),
+            embeddings=EmbeddingCache(memory.blocks, BLOCK_ROWS, memory.row_bytes, memory.host_bytes),
+        )
+        self.runner = Runner(
+            model,
+            processor,
+            allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype),
+            EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype),
+            self.schedule.embeddings,
+        )
+        self._answers: dict[int, Answer] = {}  # by sequence id
+        self._requests: dict[int, list[Answer]] = {}  # by request id
+        self._numbers = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        return self.schedule.has_work
+
+    def add(
+        self,
+        request: Request,
+        sampling: ResolvedSampling,
+        *,
+        end_tokens: frozenset[int],
+        stop: tuple[str, ...] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        clock: StageClock | None = None,
+    ) -> int:
+        """Queues a request and returns its id. What can never fit is refused here. Smaller priorities go first."""
+        request_id = next(self._numbers)
+        room = self.max_model_len - max(len(request), len(request) + request.position_delta)
+        root = self._root_key(request_id, cache_salt)
+        answers: list[Answer] = []
+        for index in range(sampling.n):
+            sequence = Sequence(
+                id=next(self._numbers),
+                request=request,
+                max_tokens=max(1, min(sampling.max_tokens, room)),
+                priority=priority,
+                arrival=request_id,
+                root=root,
+                item_keys=tuple(self._embedding_key(item) for item in request.items),
+                page_size=self.config.page_size,
+                leader=answers[0].sequence if answers else None,
+            )
+            row = SamplingRow(
+                sampling=sampling,
+                prompt_ids=request.token_ids,
+                output_ids=sequence.output,
+                generator=make_generator(sampling.seed, self.default_seed, index),
+                banned_ids=(),
+            )
+            text = IncrementalText(self.tokenizer, stop)
+            answers.append(
+                Answer(request_id, index, sequence, row, end_tokens, text, clock or StageClock(), time.perf_counter())
+            )
+        admit(self.schedule, [answer.sequence for answer in answers])
+        self._requests[request_id] = answers
+        self._answers |= {answer.sequence.id: answer for answer in answers}
+        return request_id
+
+    def _root_key(self, request_id: int, cache_salt: str) -> bytes:
+        """Page keys start from the weights and the tenant; without prefix caching, from the request itself."""
+        own = "" if self.config.enable_prefix_caching else f" request {request_id}"
+        return root_key(f"epoch {self.weights_epoch}{own} salt {cache_salt}")
+
+    def _embedding_key(self, item: MediaItem) -> bytes:
+        return self.weights_epoch.to_bytes(8, "little") + item.key
+
+    def step(self) -> list[Update]:
+        """Plans a step, runs it, and says what it brought."""
+        step = plan_step(self.schedule)
+        self._note_starts(step.chunks)
+        updates, step = self._encode(step)
+        if not step.chunks:
+            complete_step(self.schedule, step, {})
+            return updates
+        try:
+            tokens, logprobs = self._compute(step)
+        except Exception as error:  # whatever happens in a step costs its requests, not the engine
+            complete_step(self.schedule, replace(step, chunks=()), {})
+            return updates + self._fail([chunk.sequence for chunk in step.chunks], error)
+        complete_step(self.schedule, step, tokens)
+        return updates + self._take_tokens(step.chunks, tokens, logprobs)
+
+    def _note_starts(self, chunks: Seq[Chunk]) -> None:
+        for chunk in chunks:
+            answer = self._answers[chunk.sequence.id]
+            if answer.started is None:
+                answer.started = time.perf_counter()
+
+    def _encode(self, step: Step) -> tuple[list[Update], Step]:
+        """Runs the step's encodes. Sequences that need an item which cannot be decoded fail and leave the step."""
+        if not step.encodes:
+            return [], step
+        try:
+            result = self.runner.encode(step.encodes)
+        except Exception as error:  # not one item's fault, say out of memory: all who wait for these items fail
+            result = Encoded({encode.entry.key: error for encode in step.encodes})
+        keys = {encode.entry.key for encode in step.encodes}
+        for chunk in step.chunks:
+            if any(entry.key in keys for entry in chunk.sequence.pinned.values()):
+                clock = self._answers[chunk.sequence.id].clock
+                for stage, seconds in result.clock.seconds.items():
+                    clock.add(stage, seconds)
+        if not result.failures:
+            return [], step
+        updates: list[Update] = []
+        for encode in step.encodes:
+            failure = result.failures.get(encode.entry.key)
+            if failure is not None:
+                line = (*self.schedule.running, *self.schedule.waiting)
+                updates += self._fail([s for s in line if encode.entry.key in s.item_keys], failure)
+                self.schedule.embeddings.abandon(encode.entry)
+        chunks = tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING)
+        encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)
+        return updates, replace(step, chunks=chunks, encodes=encodes)
+
+    def _compute(self, step: Step) -> tuple[dict[int, int], dict[int, TokenLogprob]]:
+        """Tokens, and log-probabilities where asked for, by sequence id."""
+        sampling = [self._answers[chunk.sequence.id] for chunk in step.chunks if chunk.samples]
+        for answer in sampling:
+            early = len(answer.sequence.output) < answer.row.sampling.min_tokens
+            answer.row.banned_ids = tuple(answer.end_tokens) if early else ()
+        start = time.perf_counter()
+        sampled = self.runner.compute(step.chunks, [answer.row for answer in sampling])
+        ids = sampled.token_ids.tolist() if sampled is not None else []  # the one wait for the device in a step
+        seconds = time.perf_counter() - start
+        for chunk in step.chunks:
+            if not chunk.sequence.output:
+                self._answers[chunk.sequence.id].clock.add("prefill", seconds)
+        tokens = {answer.sequence.id: token for answer, token in zip(sampling, ids, strict=True)}
+        return tokens, _read_logprobs(sampling, ids, sampled)
+
+    def _take_tokens(self, chunks: Seq[Chunk], tokens: dict[int, int], logprobs: dict[int, TokenLogprob]) -> list[Update]:
+        updates = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.id not in tokens:
+                continue
+            answer, token = self._answers[sequence.id], tokens[sequence.id]
+            if sequence.id in logprobs:
+                answer.logprobs.append(logprobs[sequence.id])
+            delta, reason = answer.take_token(token, self.tokenizer)
+            completion = self._end(answer, reason) if reason is not None else None
+            updates.append(Update(answer.request_id, answer.index, delta, (token,), completion))
+        return updates
+
+    def _end(self, answer: Answer, reason: FinishReason) -> Completion:
+        completion = answer.completion(reason)
+        self._forget(answer)
+        return completion
+
+    def _forget(self, answer: Answer) -> None:
+        finish(self.schedule, answer.sequence)
+        del self._answers[answer.sequence.id]
+        left = self._requests[answer.request_id]
+        left.remove(answer)
+        if not left:
+            del self._requests[answer.request_id]
+
+    def _fail(self, sequences: Seq[Sequence], error: Exception) -> list[Update]:
+        """Ends the requests these sequences belong to, all of their answers, and tells why."""
+        requests = {self._answers[sequence.id].request_id for sequence in sequences}
+        updates = []
+        for request_id in sorted(requests):
+            for answer in list(self._requests[request_id]):
+                self._forget(answer)
+                updates.append(Update(request_id, answer.index, error=error))
+        return updates
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request in whatever state it is. False if it is not there (any more)."""
+        answers = list(self._requests.get(request_id, ()))
+        for answer in answers:
+            self._forget(answer)
+        return bool(answers)
+
+    def flush(self) -> None:
+        """Forgets all cached prefixes and rows that no running request uses."""
+        self.schedule.pages.clear()
+        self.schedule.embeddings.clear()
+
+    def embed(self, items: Seq[MediaItem]) -> list[torch.Tensor]:
+        """Rows of items, [rows, row_width] each, past the cache, one item at a time."""
+        rows = []
+        for item in items:
+            made = self.runner.make_patches_of([item], StageClock())[0]
+            if isinstance(made, UserError):
+                raise made
+            rows.append(self.runner.encode_patches([item], [made]))
+        return rows
+
+    def check_integrity(self) -> None:
+        self.schedule.check_integrity()
+        assert {s.id for s in (*self.schedule.waiting, *self.schedule.running)} == set(self._answers)
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled | None) -> dict[int, TokenLogprob]:
+    wanted = [number for number, answer in enumerate(answers) if answer.row.sampling.logprobs]
+    if not wanted or sampled is None or sampled.logprobs is None:
+        return {}
+    chosen = sampled.logprobs.tolist()
+    top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else [[]] * len(ids)
+    top = sampled.top_logprobs.tolist() if sampled.top_logprobs is not None else [[]] * len(ids)
+    found = {}
+    for number in wanted:
+        count = answers[number].row.sampling.top_logprobs
+        best = tuple(zip(top_ids[number][:count], top[number][:count], strict=True))
+        found[answers[number].sequence.id] = TokenLogprob(ids[number], chosen[number], best)
+    return found

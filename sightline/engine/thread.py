@@ -1,0 +1,81 @@
+"""A thread that owns an engine: others submit requests to it and are told the news. The device is used from here alone."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sightline.engine.engine import Engine, Update
+
+T = TypeVar("T")
+Listener = Callable[[Update], None]  # called in the engine's thread; must not block
+_IDLE = object()
+
+
+class EngineThread:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._listeners: dict[int, Listener] = {}
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, listener: Listener, **arguments: Any) -> int:
+        """Adds a request (arguments, and what is raised, as for Engine.add); the listener hears of it until its last update."""
+
+        def add() -> int:
+            request_id = self._engine.add(**arguments)
+            self._listeners[request_id] = listener
+            return request_id
+
+        return self.call(add)
+
+    def abort(self, request_id: int) -> None:
+        def end() -> None:
+            self._listeners.pop(request_id, None)
+            self._engine.abort(request_id)
+
+        self.call(end)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Runs a function between two steps, in the engine's thread, and returns its result."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._commands.put(run)
+        return future.result()
+
+    def close(self) -> None:
+        """Ends the thread after the step in progress; requests that still run are dropped."""
+        self._commands.put(None)
+        self._thread.join()
+        self._engine.close()
+
+    def _loop(self) -> None:
+        while True:
+            command = self._next_command()
+            if command is None:
+                return
+            if command is not _IDLE:
+                command()
+                continue  # all commands before the next step
+            for update in self._engine.step():
+                self._tell(update)
+
+    def _next_command(self) -> Any:
+        """A waiting command, or _IDLE when there is none and the engine has work; waits when there is neither."""
+        try:
+            return self._commands.get(block=not self._engine.has_work)
+        except queue.Empty:
+            return _IDLE
+
+    def _tell(self, update: Update) -> None:
+        listener = self._listeners.get(update.request_id)
+        if listener is not None:
+            listener(update)

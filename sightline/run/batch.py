@@ -1,0 +1,87 @@
+"""Chunks of a step to the ForwardBatch the model reads. Built on the host with numpy, each tensor sent in one copy."""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sightline.cache.embeddings import EmbeddingCache
+from sightline.models.inputs import ForwardBatch
+from sightline.schedule.state import Chunk
+
+
+def make_forward_batch(
+    chunks: Seq[Chunk], embeddings: EmbeddingCache, vision_rows: torch.Tensor, device: torch.device
+) -> ForwardBatch:
+    """Sequences stand in the order of the chunks; logits are wanted for the last token of each chunk that samples."""
+    counts = [chunk.count for chunk in chunks]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    contexts = [chunk.start + chunk.count for chunk in chunks]
+    total = int(starts[-1])
+    positions = np.empty((3, total), np.int32)
+    slots = np.empty(total, np.int64)
+    row_index = np.full(total, -1, np.int64)
+    width = max(-(-context // chunk.sequence.page_size) for chunk, context in zip(chunks, contexts, strict=True))
+    page_table = np.zeros((len(chunks), width), np.int32)
+    any_rows = False
+    for number, chunk in enumerate(chunks):
+        part = slice(starts[number], starts[number + 1])
+        sequence = chunk.sequence
+        positions[:, part] = _positions(chunk)
+        slots[part] = _slots(chunk)
+        pages = min(width, sequence.pages)
+        page_table[number, :pages] = sequence.page_table[:pages]
+        any_rows |= _fill_rows(chunk, embeddings, row_index[part])
+
+    def send(array: NDArray[np.generic]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+    sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
+    return ForwardBatch(
+        token_ids=send(np.concatenate([c.sequence.tokens(c.start, c.start + c.count) for c in chunks]).astype(np.int64)),
+        positions=send(positions),
+        slots=send(slots),
+        page_table=send(page_table),
+        query_starts=send(starts.astype(np.int32)),
+        context_lengths=send(np.array(contexts, np.int32)),
+        query_lengths_host=tuple(counts),
+        context_lengths_host=tuple(contexts),
+        vision_rows=vision_rows if any_rows else None,
+        row_index=send(row_index) if any_rows else None,
+        logit_index=send(starts[1:][sampling] - 1),
+    )
+
+
+def _positions(chunk: Chunk) -> NDArray[np.int32]:
+    request, end = chunk.sequence.request, chunk.start + chunk.count
+    inside = request.positions[:, chunk.start : end]
+    if end <= len(request):
+        return inside
+    answer = np.arange(max(chunk.start, len(request)), end, dtype=np.int32) + request.position_delta
+    return np.concatenate((inside, np.broadcast_to(answer, (3, len(answer)))), axis=1)
+
+
+def _slots(chunk: Chunk) -> NDArray[np.int64]:
+    """Where keys and values go. A token inside a shared page is stored there already, so it goes to the scratch page 0."""
+    sequence = chunk.sequence
+    token = np.arange(chunk.start, chunk.start + chunk.count)
+    page, offset = np.divmod(token, sequence.page_size)
+    own = sequence.page_table[page] * np.int64(sequence.page_size) + offset
+    shared = page < len(sequence.nodes)
+    return np.where(shared, offset, own)
+
+
+def _fill_rows(chunk: Chunk, embeddings: EmbeddingCache, row_index: NDArray[np.int64]) -> bool:
+    """Writes the arena's rows for the chunk's vision tokens into row_index. True if there are any."""
+    end = chunk.start + chunk.count
+    found = False
+    for number in chunk.sequence.spans_meeting(chunk.start, end):
+        span = chunk.sequence.request.spans[number]
+        first, last = max(span.start, chunk.start), min(span.start + span.count, end)
+        entry = chunk.sequence.pinned[span.item]
+        slots = embeddings.row_slots(entry, span.row + first - span.start, last - first)
+        row_index[first - chunk.start : last - chunk.start] = slots
+        found = True
+    return found

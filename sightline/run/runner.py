@@ -1,0 +1,127 @@
+"""Executes what the scheduler planned: encodes images into the arena, computes tokens, samples."""
+
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sightline.cache.embeddings import EmbeddingCache
+from sightline.errors import MediaError
+from sightline.models.inputs import LayerCache
+from sightline.models.model import VisionLanguageModel
+from sightline.run.batch import make_forward_batch
+from sightline.run.sampler import Sampled, SamplingRow, sample
+from sightline.schedule.state import Chunk, Encode
+from sightline.spec import ProcessorSpec
+from sightline.timing import StageClock
+from sightline.types import MediaItem
+from sightline.vision.arena import EmbeddingArena
+from sightline.vision.patches import make_patches
+from sightline.vision.tower_batch import make_tower_batch
+
+
+@dataclass
+class RunnerCounts:
+    """What was really done; tests count on it."""
+
+    decoded: int = 0  # images and videos whose pixels were decoded
+    encoded: int = 0  # images and videos that went through the tower
+    patches: int = 0
+    peak_patches: int = 0  # most patches on the device at once
+    peak_items: int = 0  # most items whose patches were on the device at once
+    restored: int = 0  # rows brought back from the host tier, in items
+    tokens: int = 0
+    steps: int = 0
+
+
+@dataclass
+class Encoded:
+    failures: dict[bytes, Exception] = field(default_factory=dict)  # by key of the embedding entry
+    clock: StageClock = field(default_factory=StageClock)
+
+
+class Runner:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        processor: ProcessorSpec,
+        caches: list[LayerCache],
+        arena: EmbeddingArena,
+        embeddings: EmbeddingCache,
+        decode_threads: int = 4,
+    ) -> None:
+        self.model, self.processor = model, processor
+        self.caches, self.arena, self.embeddings = caches, arena, embeddings
+        self.device = arena.rows.device
+        self.counts = RunnerCounts()
+        self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+
+    def encode(self, encodes: Seq[Encode]) -> Encoded:
+        """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller."""
+        result = Encoded()
+        for encode in encodes:
+            for offload in encode.offloads:
+                self.arena.save(offload.key, offload.blocks, offload.rows)
+        for encode in encodes:
+            if encode.from_host:
+                entry = encode.entry
+                self.arena.restore(entry.key, self.embeddings.row_slots(entry, 0, entry.rows))
+                self.counts.restored += 1
+        for key in self.embeddings.host_evicted():
+            self.arena.drop(key)
+        pending = [encode for encode in encodes if not encode.from_host]
+        patches = self.make_patches_of([encode.item for encode in pending], result.clock)
+        good = []
+        for encode, made in zip(pending, patches, strict=True):
+            if isinstance(made, MediaError):
+                result.failures[encode.entry.key] = made
+            else:
+                good.append((encode, made))
+        if good:
+            with result.clock.stage("encode"):
+                rows = self.encode_patches([encode.item for encode, _ in good], [made for _, made in good])
+                slots = [self.embeddings.row_slots(encode.entry, 0, encode.entry.rows) for encode, _ in good]
+                self.arena.store(np.concatenate(slots), rows)
+        return result
+
+    def make_patches_of(self, items: Seq[MediaItem], clock: StageClock) -> list[torch.Tensor | MediaError]:
+        def one(item: MediaItem) -> tuple[torch.Tensor | MediaError, StageClock]:
+            own = StageClock()
+            spec = self.processor.image if item.ref.kind == "image" else self.processor.video
+            try:
+                return make_patches(item, spec, self.device, self.arena.rows.dtype, clock=own), own
+            except MediaError as error:
+                return error, own
+
+        # Threads decode side by side; with a single item they would only cost a hand-over.
+        results = list(self._decoders.map(one, items)) if len(items) > 1 else [one(item) for item in items]
+        for _, own in results:
+            for stage, seconds in own.seconds.items():
+                clock.add(stage, seconds)
+        self.counts.decoded += len(items)
+        return [made for made, _ in results]
+
+    def encode_patches(self, items: Seq[MediaItem], patches: Seq[torch.Tensor]) -> torch.Tensor:
+        """Rows of several items, one after another."""
+        total = sum(item.patches for item in items)
+        counts = self.counts
+        counts.encoded += len(items)
+        counts.patches += total
+        counts.peak_patches = max(counts.peak_patches, total)
+        counts.peak_items = max(counts.peak_items, len(items))
+        batch = make_tower_batch(patches, [item.grid for item in items], self.model.spec.vision, self.device)
+        return self.model.encode(batch)
+
+    def compute(self, chunks: Seq[Chunk], rows: Seq[SamplingRow]) -> Sampled | None:
+        """Computes the chunks' tokens; samples one for each chunk that samples, in order. Does not wait for the device."""
+        batch = make_forward_batch(chunks, self.embeddings, self.arena.rows, self.device)
+        self.counts.steps += 1
+        self.counts.tokens += sum(chunk.count for chunk in chunks)
+        logits = self.model(batch, self.caches)
+        assert isinstance(logits, torch.Tensor)
+        return sample(logits, rows) if rows else None
+
+    def close(self) -> None:
+        self._decoders.shutdown(wait=False, cancel_futures=True)

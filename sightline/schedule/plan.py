@@ -1,0 +1,257 @@
+"""Planning a step: which tokens of which sequences are computed, which images are encoded for them.
+
+The one idea: a sequence is a list of tokens of which a prefix is computed. Prefill, decode and recovery from preemption are
+the same thing, computing the next tokens; what differs is how many. Each step gives tokens to running sequences, those that
+decode first, then starts waiting ones, in order of rank, within a budget of tokens and one of patches. A chunk may end
+anywhere, inside an image too; it never reaches a row that is not in the embedding cache when the step runs.
+
+Who may take memory from whom: a sequence that could not move at all for want of pages or rows preempts the lowest-ranked
+running sequence below it that is not in this step's plan yet, which goes back to wait and will compute its tokens again. So
+either the highest-ranked sequence moves or all others do.
+"""
+
+from dataclasses import dataclass, field
+
+from sightline.cache.keys import page_keys
+from sightline.schedule.state import Chunk, Encode, Schedule, Sequence, Status, Step, by_rank
+
+AHEAD_SEQUENCES = 8  # how far into the queue images are encoded ahead
+
+
+@dataclass
+class _Plan:
+    tokens_left: int
+    patches_left: int
+    chunks: list[Chunk] = field(default_factory=list)
+    encodes: list[Encode] = field(default_factory=list)
+    planned: set[int] = field(default_factory=set)  # ids of sequences with a chunk
+
+
+def plan_step(schedule: Schedule) -> Step:
+    """The next step. Pages and rows it needs are reserved; `complete_step` must follow before the next plan."""
+    schedule.step += 1
+    plan = _Plan(schedule.limits.max_tokens, schedule.limits.max_patches)
+    _start_starving(schedule, plan)
+    decoding = [sequence for sequence in schedule.running if sequence.remaining == 1]
+    filling = [sequence for sequence in schedule.running if sequence.remaining > 1]
+    for sequence in decoding + filling:
+        # an earlier one may have preempted it, and one that starved has its chunk already
+        if sequence.status is Status.RUNNING and plan.tokens_left and sequence.id not in plan.planned:
+            _give_tokens(schedule, plan, sequence)
+    _start_waiting(schedule, plan)
+    _encode_ahead(schedule, plan)
+    assert plan.chunks or not schedule.has_work, "a step with work must compute something"
+    return Step(schedule.step, tuple(plan.chunks), tuple(plan.encodes))
+
+
+def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
+    """Plans the sequence's next chunk if there is room for one. True if it did."""
+    start = sequence.computed
+    count = min(sequence.remaining, plan.tokens_left)
+    count = _with_rows(schedule, plan, sequence, start, count)
+    count = _with_pages(schedule, plan, sequence, start, count)
+    if count <= 0:
+        return False
+    plan.chunks.append(Chunk(sequence, start, count, samples=count == sequence.remaining))
+    plan.planned.add(sequence.id)
+    plan.tokens_left -= count
+    return True
+
+
+def _with_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
+    """How many of `count` tokens can be computed with the rows that are cached or that this step can encode; pins those."""
+    for index in sequence.spans_meeting(start, start + count):
+        span = sequence.request.spans[index]
+        if span.item in sequence.pinned:
+            continue
+        key = sequence.item_keys[span.item]
+        entry = schedule.embeddings.lookup(key)
+        if entry is None:
+            item = sequence.request.items[span.item]
+            # An item above the budget goes alone, else it would never go.
+            affordable = item.patches <= plan.patches_left or not plan.encodes
+            if not affordable or not _make_room_for_rows(schedule, plan, sequence, item.rows, stuck=span.start <= start):
+                return max(0, span.start - start)
+            _reserve(schedule, plan, key, sequence, span.item)
+            entry = plan.encodes[-1].entry
+        schedule.ahead.discard(key)
+        schedule.embeddings.pin(entry)
+        sequence.pinned[span.item] = entry
+    return count
+
+
+def _make_room_for_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, rows: int, stuck: bool) -> bool:
+    """Whether rows can be reserved; a sequence that is stuck without them preempts others that hold rows."""
+    while not schedule.embeddings.can_reserve(rows):
+        victim = _victim(schedule, plan, sequence, holding_rows=True) if stuck else None
+        if victim is None:
+            return False
+        preempt(schedule, victim)
+    return True
+
+
+def _reserve(schedule: Schedule, plan: _Plan, key: bytes, sequence: Sequence, item_index: int) -> None:
+    item = sequence.request.items[item_index]
+    reservation = schedule.embeddings.reserve(key, item.rows)
+    plan.encodes.append(Encode(reservation.entry, item, reservation.offloads, reservation.from_host))
+    if not reservation.from_host:
+        plan.patches_left -= item.patches
+
+
+def _with_pages(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
+    """How many of `count` tokens have pages, after allocating; preempts others only if there would be none at all."""
+    size = sequence.page_size
+    if count <= 0:
+        return 0
+    needed = -(-(start + count) // size) - sequence.pages
+    while needed > schedule.pages.available_pages:
+        fitting = (sequence.pages + schedule.pages.available_pages) * size - start
+        if fitting > 0:
+            count = min(count, fitting)
+            needed = -(-(start + count) // size) - sequence.pages
+            break
+        victim = _victim(schedule, plan, sequence)
+        if victim is None:
+            return 0
+        preempt(schedule, victim)
+    if needed > 0:
+        pages = schedule.pages.allocate(needed)
+        sequence.page_table[sequence.pages : sequence.pages + needed] = pages
+        sequence.own_pages += needed
+    return count
+
+
+def _victim(schedule: Schedule, plan: _Plan, sequence: Sequence, holding_rows: bool = False) -> Sequence | None:
+    """The lowest-ranked running sequence below this one that the step does not count on yet."""
+    for other in reversed(schedule.running):
+        if other.rank <= sequence.rank:
+            return None
+        if other.id not in plan.planned and (other.pinned or not holding_rows):
+            return other
+    return None
+
+
+def preempt(schedule: Schedule, sequence: Sequence) -> None:
+    """Takes everything from a running sequence and lets it wait; its answer so far is kept and will be computed again."""
+    schedule.preemptions += 1
+    schedule.running.remove(sequence)
+    release(schedule, sequence)
+    enqueue(schedule, sequence)
+
+
+def release(schedule: Schedule, sequence: Sequence) -> None:
+    """Gives back pages, locks and pins."""
+    own = sequence.page_table[len(sequence.nodes) : sequence.pages].tolist()
+    schedule.pages.free(own)
+    schedule.pages.unlock(sequence.nodes)
+    for entry in sequence.pinned.values():
+        schedule.embeddings.unpin(entry)
+    sequence.nodes, sequence.own_pages, sequence.computed, sequence.pinned = [], 0, 0, {}
+
+
+def enqueue(schedule: Schedule, sequence: Sequence) -> None:
+    sequence.status = Status.WAITING
+    sequence.waiting_since = schedule.step
+    schedule.waiting.insert(by_rank(schedule.waiting, sequence), sequence)
+    schedule.queue_order.append((schedule.step, sequence))
+
+
+def _start_waiting(schedule: Schedule, plan: _Plan) -> None:
+    """Starts waiting sequences in order of rank until one does not fit; nobody overtakes it, so nobody starves."""
+    position = 0
+    while position < len(schedule.waiting) and plan.tokens_left:
+        sequence = schedule.waiting[position]
+        if not sequence.may_start:
+            position += 1
+            continue
+        if sequence.waiting_since == schedule.step:
+            return  # preempted in this very step
+        if len(schedule.running) >= schedule.limits.max_sequences or not _start(schedule, plan, sequence):
+            return
+
+
+def _start_starving(schedule: Schedule, plan: _Plan) -> None:
+    """Starts the sequence that has waited longest before anything else, once it has waited too long.
+
+    A place is taken for it only from one that has itself run that long, so each gets its turn.
+    """
+    order, patience = schedule.queue_order, schedule.limits.starvation_steps
+    while order and (order[0][1].status is not Status.WAITING or order[0][1].waiting_since != order[0][0]):
+        order.popleft()  # no longer waiting, or waiting again since
+    if not order or schedule.step - order[0][0] < patience or not order[0][1].may_start:
+        return
+    sequence = order[0][1]
+    if not sequence.boosted:
+        schedule.waiting.remove(sequence)
+        sequence.boosted = True
+        schedule.waiting.insert(by_rank(schedule.waiting, sequence), sequence)
+    if len(schedule.running) >= schedule.limits.max_sequences:
+        veterans = (other for other in reversed(schedule.running) if schedule.step - other.running_since >= patience)
+        veteran = next(veterans, None)
+        if veteran is None:
+            return
+        preempt(schedule, veteran)
+    _start(schedule, plan, sequence)
+
+
+def _start(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
+    """Moves a waiting sequence to running with a first chunk, if there is room."""
+    extend_keys(sequence)
+    nodes = schedule.pages.match(sequence.keys)
+    schedule.pages.lock(nodes)
+    sequence.nodes = list(nodes)
+    sequence.page_table[: len(nodes)] = [node.page for node in nodes]
+    # With every token cached the last is computed again, for its logits; its key and value go to the scratch page.
+    sequence.computed = min(len(nodes) * sequence.page_size, len(sequence) - 1)
+    if not _give_tokens(schedule, plan, sequence):
+        release(schedule, sequence)
+        return False
+    schedule.waiting.remove(sequence)
+    schedule.running.insert(by_rank(schedule.running, sequence), sequence)
+    sequence.status = Status.RUNNING
+    sequence.running_since = schedule.step
+    if not sequence.starts:
+        sequence.cached_tokens = min(sequence.computed, len(sequence.request))
+    sequence.starts += 1
+    return True
+
+
+def extend_keys(sequence: Sequence) -> None:
+    """Keys of all pages that the sequence's tokens fill."""
+    size, known = sequence.page_size, len(sequence.keys)
+    full = len(sequence) // size
+    if full > known:
+        sequence.keys += page_keys(
+            sequence.tokens(0, full * size),
+            sequence.request.spans,
+            [item.key for item in sequence.request.items],
+            size,
+            sequence.root,
+            first_page=known,
+            parent=sequence.keys[-1] if known else None,
+        )
+
+
+def _encode_ahead(schedule: Schedule, plan: _Plan) -> None:
+    """Spends what is left of the patch budget on images of the next waiting sequences, in at most half of the cache."""
+    budget = min(schedule.limits.lookahead_patches, plan.patches_left)
+    cache = schedule.embeddings
+    schedule.ahead = {key for key in schedule.ahead if cache.lookup(key) is not None}
+    blocks_ahead = sum(len(entry.blocks) for key in schedule.ahead if (entry := cache.lookup(key)) is not None)
+    for sequence in schedule.waiting[:AHEAD_SEQUENCES]:
+        missing = [i for i, key in enumerate(sequence.item_keys) if cache.lookup(key) is None]
+        if not missing or sequence.request.items[missing[0]].patches > budget:
+            continue
+        extend_keys(sequence)
+        covered = len(schedule.pages.match(sequence.keys)) * sequence.page_size
+        for index in missing:
+            key, item = sequence.item_keys[index], sequence.request.items[index]
+            if sequence.item_ends[index] <= covered or cache.lookup(key) is not None:
+                continue
+            blocks = -(-item.rows // cache.block_rows)
+            if item.patches > budget or 2 * (blocks_ahead + blocks) > cache.blocks or not cache.can_reserve(item.rows):
+                return
+            _reserve(schedule, plan, key, sequence, index)
+            schedule.ahead.add(key)
+            budget -= item.patches
+            blocks_ahead += blocks

@@ -1,0 +1,73 @@
+"""What happens to the schedule around a step: requests arrive, a step's results come in, sequences end."""
+
+from collections.abc import Iterable, Mapping
+
+from sightline.errors import PromptError
+from sightline.schedule.plan import enqueue, extend_keys, release
+from sightline.schedule.state import Schedule, Sequence, Status, Step
+
+
+def admit(schedule: Schedule, sequences: Iterable[Sequence]) -> None:
+    """Queues sequences. One that could never run, even alone, is refused here, before anything is spent on it."""
+    sequences = list(sequences)
+    for sequence in sequences:
+        needed, there = len(sequence.page_table), schedule.pages.usable_pages
+        if needed > there:
+            raise PromptError(
+                f"The prompt's {len(sequence.request)} tokens and {sequence.max_tokens} of an answer need {needed} pages of "
+                f"the key/value cache, which has {there}."
+            )
+        for item in sequence.request.items:
+            if not schedule.embeddings.fits(item.rows):
+                raise PromptError(
+                    f"{item.ref.kind.capitalize()} {item.ref.source} needs {item.rows} embedding rows, more than the "
+                    f"{schedule.embeddings.capacity_rows} that the embedding cache holds."
+                )
+    for sequence in sequences:
+        enqueue(schedule, sequence)
+
+
+def complete_step(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:
+    """Takes in a step's results: `sampled` has the token of each sequence (by id) whose chunk sampled."""
+    for encode in step.encodes:
+        schedule.embeddings.mark_ready(encode.entry)
+    for chunk in step.chunks:
+        sequence = chunk.sequence
+        if sequence.status is not Status.RUNNING:
+            continue  # aborted while the step ran
+        sequence.computed = chunk.start + chunk.count
+        _share_full_pages(schedule, sequence)
+        _unpin_consumed(schedule, sequence)
+        if chunk.samples:
+            sequence.output.append(sampled[sequence.id])
+
+
+def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
+    """Own pages that are full and computed join the prefix tree; where another sequence was faster, its page is used."""
+    full = sequence.computed // sequence.page_size
+    if full <= len(sequence.nodes):
+        return
+    extend_keys(sequence)
+    while len(sequence.nodes) < full:
+        index = len(sequence.nodes)
+        parent = sequence.nodes[-1] if sequence.nodes else None
+        node = schedule.pages.insert(parent, sequence.keys[index], int(sequence.page_table[index]))
+        sequence.page_table[index] = node.page
+        sequence.nodes.append(node)
+        sequence.own_pages -= 1
+
+
+def _unpin_consumed(schedule: Schedule, sequence: Sequence) -> None:
+    for index in [index for index in sequence.pinned if sequence.item_ends[index] <= sequence.computed]:
+        schedule.embeddings.unpin(sequence.pinned.pop(index))
+
+
+def finish(schedule: Schedule, sequence: Sequence) -> None:
+    """Ends a sequence in whatever state it is: done, aborted or failed. What it computed stays in the prefix tree."""
+    if sequence.status is Status.FINISHED:
+        return
+    line = schedule.running if sequence.status is Status.RUNNING else schedule.waiting
+    line.remove(sequence)
+    if sequence.status is Status.RUNNING:
+        release(schedule, sequence)
+    sequence.status = Status.FINISHED

@@ -1,0 +1,47 @@
+"""The embedding arena: rows of encoded images and videos on the device, and a second tier on the host.
+
+Bookkeeping (which rows are whose, what may go) is cache/embeddings.py's; here are the tensors. A row is `row_width` numbers:
+the merged row, then one per deepstack tap. The decoder gathers straight from the arena, so rows are never copied to be used.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class EmbeddingArena:
+    def __init__(self, blocks: int, block_rows: int, row_width: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.block_rows = block_rows
+        # Not cleared: no row is read before it is written, and touching it all would cost its size at once.
+        self.rows = torch.empty(blocks * block_rows, row_width, device=device, dtype=dtype)
+        self._host: dict[bytes, torch.Tensor] = {}
+
+    def store(self, slots: NDArray[np.int64], rows: torch.Tensor) -> None:
+        """Writes rows to their places."""
+        self.rows.index_copy_(0, self._upload(slots), rows.to(self.rows.dtype))
+
+    def gather(self, slots: NDArray[np.int64]) -> torch.Tensor:
+        return self.rows[self._upload(slots)]
+
+    def save(self, key: bytes, blocks: tuple[int, ...], rows: int) -> None:
+        """Copies an entry's rows to the host, before its blocks are given to another."""
+        slots = (np.array(blocks, np.int64)[:, None] * self.block_rows + np.arange(self.block_rows)).ravel()[:rows]
+        copy = torch.empty(rows, self.rows.shape[1], dtype=self.rows.dtype, pin_memory=self.rows.is_cuda)
+        self._host[key] = copy.copy_(self.gather(slots), non_blocking=True)  # ordered with what the device does next
+
+    def restore(self, key: bytes, slots: NDArray[np.int64]) -> None:
+        self.store(slots, self._host[key].to(self.rows.device, non_blocking=True))
+
+    def drop(self, key: bytes) -> None:
+        self._host.pop(key, None)
+
+    @property
+    def device_bytes(self) -> int:
+        return self.rows.numel() * self.rows.element_size()
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(rows.numel() * rows.element_size() for rows in self._host.values())
+
+    def _upload(self, slots: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(slots).to(self.rows.device, non_blocking=True)
