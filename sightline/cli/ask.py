@@ -26,7 +26,11 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from sightline.llm import LLM  # imports torch, which `--help` need not wait for
 
-    config = Config(*(from_flags(kind, arguments) for kind in (ModelConfig, MediaConfig, EngineConfig)))
+    config = Config(
+        model=from_flags(ModelConfig, arguments),
+        media=from_flags(MediaConfig, arguments),
+        engine=from_flags(EngineConfig, arguments),
+    )
     message = user_message(arguments.question, arguments.image, arguments.video)
     with LLM(config.model.model, config) as llm:
         answer = llm.chat([message], SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature))

@@ -42,7 +42,7 @@ class Answer:
             reason, delta = "stop", ""
         else:
             delta = self.text.push([token])
-            if self.text.stopped and not early:
+            if self.text.stopped:
                 reason = "stop"
         if reason is None and count >= self.sequence.max_tokens:
             reason = "length"

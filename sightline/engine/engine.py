@@ -123,7 +123,7 @@ class Engine:
                 generator=make_generator(sampling.seed, self.default_seed, index),
                 banned_ids=(),
             )
-            text = IncrementalText(self.tokenizer, stop)
+            text = IncrementalText(self.tokenizer, stop, min_tokens=sampling.min_tokens)
             answers.append(
                 Answer(request_id, index, sequence, row, end_tokens, text, clock or StageClock(), time.perf_counter())
             )

@@ -14,7 +14,7 @@ rows sorted by score every filter is a prefix whose length is found in the one r
     draw          the first token with c_i > uniform * c_last, among the shortest prefix
 
 Rows are grouped by what they ask, never by what their neighbours ask: rows without top-k and top-p are not sorted at all, and a
-small top-k needs the best k only.
+small top-k needs the best k only. Equal scores stand in the order of their ids, and top-k keeps k of them, no more.
 
 NaN logits are not looked for, because finding them would wait for the device. They give some token id within the vocabulary.
 """
@@ -34,6 +34,7 @@ from sightline.run.sampling_params import ResolvedSampling, make_generator, reso
 __all__ = ["ResolvedSampling", "Sampled", "SamplingRow", "make_generator", "resolve_sampling", "sample", "sample_one"]
 
 SELECT_UP_TO = 1024  # for a larger top-k the whole row is sorted
+ROWS_AT_ONCE = 64  # that draw: 64 rows of 150,000 tokens, sorted, take about half a gigabyte for a moment
 
 
 @dataclass(eq=False)
@@ -41,12 +42,15 @@ class SamplingRow:
     """One sequence of the batch."""
 
     sampling: ResolvedSampling
-    # Read when a penalty is on; int arrays are much cheaper than lists. Repeats in the prompt do not matter, so that a caller
-    # who keeps np.unique(prompt) saves the upload of a long prompt at every step.
-    prompt_ids: NDArray[np.int32]
-    output_ids: Sequence[int] | NDArray[Any]
+    prompt_ids: NDArray[np.int32]  # read when repetition_penalty is on, and then kept without repeats
+    output_ids: Sequence[int] | NDArray[Any]  # read when a penalty is on; an int array is read much faster than a list
     generator: np.random.Generator  # the answer's own: one uniform number per sampled token, none when greedy
     banned_ids: Sequence[int] = ()  # end tokens while min_tokens is not reached
+
+    def __post_init__(self) -> None:
+        if self.sampling.repetition_penalty != 1.0:
+            # An image is thousands of the same id, and what is left here goes to the device at every step.
+            self.prompt_ids = np.unique(self.prompt_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +75,13 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         tokens = scores.argmax(dim=-1)
     else:
         tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    for way, places in groups.items():
-        settings = _upload(np.array([_settings(place, rows[place]) for place in places]).T, logits.device)
-        at = settings[_PLACE].long()
-        largest_k = max(rows[place].sampling.top_k for place in places)
-        tokens.index_copy_(0, at, _draw(way, _rows(scores, at).float(), settings, largest_k))
+    for way, members in groups.items():
+        for first in range(0, len(members), ROWS_AT_ONCE):
+            places = members[first : first + ROWS_AT_ONCE]
+            settings = _upload(_settings(places, rows), logits.device)
+            at = settings[_PLACE].long()
+            ladder = make_ladder(way, _rows(scores, at).float(), settings, [rows[place].sampling for place in places])
+            tokens.index_copy_(0, at, _climb(ladder, settings[_UNIFORM]))
     return _with_logprobs(tokens, logits, rows)
 
 
@@ -174,38 +180,56 @@ def way_of(sampling: ResolvedSampling) -> Way | None:
     return Way.SELECTED if 0 < sampling.top_k <= SELECT_UP_TO else Way.SORTED
 
 
-def _settings(place: int, row: SamplingRow) -> tuple[float, ...]:
-    chosen = row.sampling
-    return place, row.generator.random(), chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p
+def _settings(places: Sequence[int], rows: Sequence[SamplingRow]) -> NDArray[np.float64]:
+    chosen = [(place, rows[place].generator.random(), rows[place].sampling) for place in places]
+    return np.array([(place, uniform, s.temperature, s.top_k, s.top_p, s.min_p) for place, uniform, s in chosen]).T
 
 
-def _draw(way: Way, scores: Tensor, settings: Tensor, largest_k: int) -> Tensor:
-    """A token for each of g rows that draw alike: scores [g, vocab] float32, settings [6, g] float64 to ids [g]."""
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """Integer chances of g rows, added up: token i has running[i] - running[i - 1] of total chances, and none above total."""
+
+    running: Tensor  # [g, width] int64
+    total: Tensor  # [g, 1] int64
+    ids: Tensor | None  # [g, width] int64, whose chances they are; None: column i is token i
+
+
+def make_ladder(way: Way, scores: Tensor, settings: Tensor, chosen: Sequence[ResolvedSampling]) -> Ladder:
+    """scores [g, vocab] float32 and settings [6, g] of rows that draw alike."""
     vocab = scores.shape[1]
+    min_p = settings[_MIN_P, :, None].float() if any(sampling.min_p for sampling in chosen) else None
     if way is Way.UNSORTED:
         weights = _weights(scores, scores.amax(dim=1, keepdim=True), settings)
-        weights.masked_fill_(weights < settings[_MIN_P, :, None].float(), 0.0)
+        if min_p is not None:
+            weights.masked_fill_(weights < min_p, 0.0)
         running = _units(weights, vocab).cumsum(dim=1)
-        return _inverse(running, running[:, -1:], settings).squeeze(1)
+        return Ladder(running, running[:, -1:], None)
     if way is Way.SELECTED:
-        ranked, ids = best_first(scores, min(largest_k, vocab))
+        ranked, ids = best_first(scores, min(max(sampling.top_k for sampling in chosen), vocab))
     else:
         ranked, ids = scores.sort(dim=1, descending=True, stable=True)
-    running, kept = kept_prefix(ranked, vocab, settings)
-    place = _inverse(running, running.gather(1, kept - 1), settings)
-    return ids.gather(1, place).squeeze(1)
-
-
-def kept_prefix(ranked: Tensor, vocab: int, settings: Tensor) -> tuple[Tensor, Tensor]:
-    """Running sums [g, width] of the integer chances of scores [g, width], best first, and how many pass the filters [g, 1]."""
     weights = _weights(ranked, ranked[:, :1], settings)
     running = _units(weights, vocab).cumsum(dim=1)
     top_k = settings[_TOP_K, :, None].long()
-    kept = torch.where(top_k > 0, top_k, vocab).clamp_(max=ranked.shape[1])
+    kept = torch.where(top_k > 0, top_k, vocab).clamp_(max=ranked.shape[1])  # [g, 1]
     line = (settings[_TOP_P, :, None] * running.gather(1, kept - 1)).ceil().long()
     kept = torch.minimum(kept, torch.searchsorted(running, line) + 1)
-    likely = (weights >= settings[_MIN_P, :, None].float()).sum(dim=1, keepdim=True)  # the best one weighs 1: never none
-    return running, torch.minimum(kept, likely)
+    if min_p is not None:
+        likely = (weights >= min_p).sum(dim=1, keepdim=True)  # the best weighs 1: none only if it is NaN
+        kept = torch.minimum(kept, likely).clamp_(min=1)
+    return Ladder(running, running.gather(1, kept - 1), ids)
+
+
+def _climb(ladder: Ladder, uniform: Tensor) -> Tensor:
+    """The tokens [g] where the running sum first exceeds uniform [g] * total.
+
+    A uniform number is at most 1 - 2^-53 and a total a whole number below 2^53: their rounded product is below the total, so
+    that no token outside is reached; nor is a token without chances, because the sum does not grow there. The clamp is for NaN
+    alone, which must not become an index out of range.
+    """
+    target = (uniform[:, None] * ladder.total).long()
+    place = torch.searchsorted(ladder.running, target, right=True).clamp_(max=ladder.running.shape[1] - 1)
+    return (place if ladder.ids is None else ladder.ids.gather(1, place)).squeeze(1)
 
 
 def best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -231,16 +255,6 @@ def _weights(scores: Tensor, best: Tensor, settings: Tensor) -> Tensor:
 def _units(weights: Tensor, vocab: int) -> Tensor:
     """Weights as integers, small enough that the sum of a whole vocabulary is exact as a float64."""
     return weights.mul(2.0 ** (52 - (vocab - 1).bit_length())).long()
-
-
-def _inverse(running: Tensor, total: Tensor, settings: Tensor) -> Tensor:
-    """The place [g, 1] where the running sum [g, width] first exceeds uniform * total [g, 1].
-
-    uniform is at most 1 - 2^-53, and total a whole number below 2^53: their rounded product is below total. A token of weight 0
-    is never the first to exceed anything. The clamp is for NaN only, which must not become an index out of range.
-    """
-    target = (settings[_UNIFORM, :, None] * total).long()
-    return torch.searchsorted(running, target, right=True).clamp_(max=running.shape[1] - 1)
 
 
 # ---- Log-probabilities
