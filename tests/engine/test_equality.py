@@ -58,9 +58,7 @@ def test_prefix_hit_that_ends_inside_an_image(tiny_checkpoints: dict[str, Path],
     first, second = request_of(folder, "abc", image, "one"), request_of(folder, "abc", image, "two, and more")
     span = first.spans[0]
     end = span.start + span.count
-    inside = [
-        size for size in range(2, 20) if span.start < (end + 1) // size * size < end
-    ]  # end + 1: the end mark is equal too
+    inside = [size for size in range(2, 20) if span.start < (end + 1) // size * size < end]  # the end mark is equal too
     assert inside
     for size in inside:
         run = driver(folder, page_size=size)
