@@ -1,5 +1,6 @@
 """LLM.chat end to end: every way to hand over an image gives one answer; limits and stops act."""
 
+import asyncio
 import base64
 import http.server
 import io
@@ -9,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from parity.conversations import picture
+from parity.subject import Subject
+from plain_loop import encode_items
 from sightline import LLM, SamplingParams
-from sightline.errors import ConfigError, PromptError
+from sightline.errors import ConfigError, MediaError, PromptError
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_checkpoints: dict[str, Path]) -> LLM:
-    return LLM(tiny_checkpoints["qwen3-vl"], device="cpu")
+def llm(tiny_checkpoints: dict[str, Path]) -> Iterator[LLM]:
+    with LLM(tiny_checkpoints["qwen3-vl"], device="cpu") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +118,88 @@ def test_settings_by_name(tiny_checkpoints: dict[str, Path], png: bytes) -> None
     )
     with pytest.raises(ConfigError, match="colour"):
         LLM(tiny_checkpoints["qwen3-vl"], colour="red")
+
+
+def test_generate_continues_a_raw_prompt(llm: LLM, png: bytes) -> None:
+    """The rendered chat as a raw prompt gives the chat's answer; a list of prompts gives a list."""
+    prompt = llm.template.render([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}])
+    answer = llm.generate(prompt, GREEDY, media=[("image", png)])
+    assert answer.token_ids == llm.chat(ask(png), GREEDY).token_ids
+    several = llm.generate([prompt, "No picture."], GREEDY, media=[[("image", png)], []], progress=True)
+    assert several[0].token_ids == answer.token_ids and len(several) == 2
+    with pytest.raises(PromptError, match="2 prompts"):
+        llm.generate(["a", "b"], GREEDY, media=[[]])
+    with pytest.raises(PromptError):
+        llm.generate("no placeholder", GREEDY, media=[("image", png)])
+
+
+def test_n_answers(llm: LLM, png: bytes) -> None:
+    params = SamplingParams(max_tokens=10, temperature=1.0, n=3, seed=3, ignore_eos=True)
+    answers = llm.chat(ask(png), params)
+    assert isinstance(answers, list) and [a.index for a in answers] == [0, 1, 2]
+    assert len({a.token_ids for a in answers}) == 3
+
+
+def test_embed_images(llm: LLM, png: bytes) -> None:
+    """Rows equal the tower's own for that image, and do not depend on company."""
+    request = Subject.request_of(llm, ask(png))
+    expected = encode_items(llm.model, request, llm.processor)
+    assert expected is not None
+    first, other = llm.embed_images([png, picture(900, 60, 1)])
+    assert first.shape == (request.items[0].rows, llm.spec.text.hidden_size)
+    torch.testing.assert_close(first, expected[:, : llm.spec.text.hidden_size], atol=1e-5, rtol=0)
+    assert other.shape != first.shape
+    with pytest.raises(MediaError):
+        llm.embed_images([png[:200]])
+
+
+def test_stream(llm: LLM, png: bytes) -> None:
+    """Deltas join to the text; several streams run side by side; the last update carries the whole answer."""
+
+    async def collect(messages: list[dict[str, Any]]) -> tuple[str, Any]:
+        parts, final = [], None
+        async for update in llm.stream(messages, GREEDY):
+            parts.append(update.text)
+            final = update.completion
+        return "".join(parts), final
+
+    async def both() -> list[tuple[str, Any]]:
+        return list(await asyncio.gather(collect(ask(png)), collect([{"role": "user", "content": "Hello?"}])))
+
+    results = asyncio.run(both())
+    for (text, completion), messages in zip(results, (ask(png), [{"role": "user", "content": "Hello?"}]), strict=True):
+        assert completion.text == text == llm.chat(messages, GREEDY).text
+        assert len(completion.token_ids) == 12
+
+
+def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
+    """Red when an abandoned request goes on holding pages."""
+
+    async def leave() -> None:
+        stream = llm.stream([{"role": "user", "content": "Long."}], SamplingParams(max_tokens=4000, ignore_eos=True))
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(leave())
+    assert not llm.engine.has_work
+    assert llm.engine.schedule.pages.private_pages == 0
+
+
+def test_errors_in_a_batch_leave_nothing_behind(llm: LLM, png: bytes) -> None:
+    """One broken image among good requests: its error is raised, the others are aborted, the engine goes on."""
+    stream = io.BytesIO()
+    picture(200, 160, 9).save(stream, "JPEG")
+    broken = stream.getvalue()[:1500]
+    with pytest.raises(MediaError):
+        llm.chat([ask(png), ask(broken), ask(png, "Again?")], GREEDY)
+    assert not llm.engine.has_work
+    assert len(llm.chat(ask(png), GREEDY).token_ids) == 12
+
+
+def test_a_closed_model_says_so(tiny_checkpoints: dict[str, Path]) -> None:
+    llm = LLM(tiny_checkpoints["qwen3-vl"], device="cpu")
+    llm.close()
+    llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        llm.chat([{"role": "user", "content": "Hello?"}], GREEDY)

@@ -249,6 +249,10 @@ class Engine:
             self._forget(answer)
         return bool(answers)
 
+    def knows(self, request_id: int) -> bool:
+        """Whether some answer of the request is still to come."""
+        return request_id in self._requests
+
     def flush(self) -> None:
         """Forgets all cached prefixes and rows that no running request uses."""
         self.schedule.pages.clear()

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sightline.engine.engine import Engine, Update
+from sightline.errors import ConfigError
 
 T = TypeVar("T")
 Listener = Callable[[Update], None]  # called in the engine's thread; must not block
@@ -18,6 +19,7 @@ class EngineThread:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[int, Listener] = {}
+        self._closed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -40,6 +42,8 @@ class EngineThread:
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs a function between two steps, in the engine's thread, and returns its result."""
+        if self._closed:
+            raise ConfigError("The model is closed and answers no more.")
         future: Future[T] = Future()
 
         def run() -> None:
@@ -53,9 +57,11 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends the thread after the step in progress; requests that still run are dropped."""
-        self._commands.put(None)
-        self._thread.join()
-        self._engine.close()
+        if not self._closed:
+            self._closed = True
+            self._commands.put(None)
+            self._thread.join()
+            self._engine.close()
 
     def _loop(self) -> None:
         while True:
@@ -79,3 +85,5 @@ class EngineThread:
         listener = self._listeners.get(update.request_id)
         if listener is not None:
             listener(update)
+        if update.last and not self._engine.knows(update.request_id):
+            self._listeners.pop(update.request_id, None)

@@ -1,6 +1,7 @@
 """Chunks of a step to the ForwardBatch the model reads. Built on the host with numpy, each tensor sent in one copy."""
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.models.inputs import ForwardBatch
 from sightline.schedule.state import Chunk
+from sightline.vision.transfer import send
 
 
 def make_forward_batch(
@@ -34,23 +36,22 @@ def make_forward_batch(
         page_table[number, :pages] = sequence.page_table[:pages]
         any_rows |= _fill_rows(chunk, embeddings, row_index[part])
 
-    def send(array: NDArray[np.generic]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    def to_device(array: NDArray[Any]) -> torch.Tensor:
+        return send(array, device)
 
     sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
     return ForwardBatch(
-        token_ids=send(np.concatenate([c.sequence.tokens(c.start, c.start + c.count) for c in chunks]).astype(np.int64)),
-        positions=send(positions),
-        slots=send(slots),
-        page_table=send(page_table),
-        query_starts=send(starts.astype(np.int32)),
-        context_lengths=send(np.array(contexts, np.int32)),
+        token_ids=to_device(np.concatenate([c.sequence.tokens(c.start, c.start + c.count) for c in chunks]).astype(np.int64)),
+        positions=to_device(positions),
+        slots=to_device(slots),
+        page_table=to_device(page_table),
+        query_starts=to_device(starts.astype(np.int32)),
+        context_lengths=to_device(np.array(contexts, np.int32)),
         query_lengths_host=tuple(counts),
         context_lengths_host=tuple(contexts),
         vision_rows=vision_rows if any_rows else None,
-        row_index=send(row_index) if any_rows else None,
-        logit_index=send(starts[1:][sampling] - 1),
+        row_index=to_device(row_index) if any_rows else None,
+        logit_index=to_device(starts[1:][sampling] - 1),
     )
 
 

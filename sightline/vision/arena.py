@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.vision.transfer import send
+
 
 class EmbeddingArena:
     def __init__(self, blocks: int, block_rows: int, row_width: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -18,10 +20,10 @@ class EmbeddingArena:
 
     def store(self, slots: NDArray[np.int64], rows: torch.Tensor) -> None:
         """Writes rows to their places."""
-        self.rows.index_copy_(0, self._upload(slots), rows.to(self.rows.dtype))
+        self.rows.index_copy_(0, send(slots, self.rows.device), rows.to(self.rows.dtype))
 
     def gather(self, slots: NDArray[np.int64]) -> torch.Tensor:
-        return self.rows[self._upload(slots)]
+        return self.rows[send(slots, self.rows.device)]
 
     def save(self, key: bytes, blocks: tuple[int, ...], rows: int) -> None:
         """Copies an entry's rows to the host, before its blocks are given to another."""
@@ -42,6 +44,3 @@ class EmbeddingArena:
     @property
     def host_bytes(self) -> int:
         return sum(rows.numel() * rows.element_size() for rows in self._host.values())
-
-    def _upload(self, slots: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(slots).to(self.rows.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Grids of images and videos to the index tensors the tower reads. Built on the host, sent in one go per tensor."""
+"""Grids of images and videos to the index tensors the tower reads: arithmetic on whole arrays, however many images."""
 
 from collections.abc import Sequence
 
@@ -8,71 +8,81 @@ from numpy.typing import NDArray
 
 from sightline.models.inputs import TowerBatch, WindowLayout
 from sightline.spec import VisionSpec
+from sightline.vision.transfer import send
 
 Grid = tuple[int, int, int]  # frames / temporal_patch, rows, columns, in patches
+Ints = NDArray[np.int64]
 
 
 def make_tower_batch(
     patches: Sequence[torch.Tensor], grids: Sequence[Grid], spec: VisionSpec, device: torch.device
 ) -> TowerBatch:
     """One tensor of patches per grid, already on the device."""
-    for part, (frames, rows, columns) in zip(patches, grids, strict=True):
-        assert part.shape[0] == frames * rows * columns, (part.shape, (frames, rows, columns))
-    row_col = np.concatenate([merge_order(grid, spec.merge_size) for grid in grids])
-    grid_size = np.repeat(np.array([grid[1:] for grid in grids], np.int32), [np.prod(grid) for grid in grids], axis=0)
-    lengths = tuple(rows * columns for frames, rows, columns in grids for _ in range(frames))
+    shapes = np.array(grids, np.int64).reshape(-1, 3)
+    assert [len(part) for part in patches] == shapes.prod(1).tolist(), (grids, [part.shape for part in patches])
+    row_col, grid_size = merge_order(shapes, spec.merge_size)
+    lengths = np.repeat(shapes[:, 1] * shapes[:, 2], shapes[:, 0])
     windows = None
     if spec.window is not None:
-        side = spec.window.window_pixels // spec.patch_size // spec.merge_size
-        order, window_lengths = window_order(grids, spec.merge_size, side)
         unit = spec.merge_size**2
+        order, counts = window_order(shapes, spec.merge_size, spec.window.window_pixels // spec.patch_size // spec.merge_size)
         row_col = row_col.reshape(-1, unit, 2)[order].reshape(-1, 2)
-        window_lengths = tuple(count * unit for count in window_lengths)
         windows = WindowLayout(
-            order=torch.from_numpy(order).to(device),
-            inverse=torch.from_numpy(np.argsort(order)).to(device),
-            starts=_starts(window_lengths, device),
-            lengths=window_lengths,
+            order=send(order, device),
+            inverse=send(np.argsort(order), device),
+            starts=_starts(counts * unit, device),
+            lengths=tuple((counts * unit).tolist()),
         )
     return TowerBatch(
         patches=_join_equal_widths(patches),
-        row_col=torch.from_numpy(row_col).to(device),
-        grid_size=torch.from_numpy(grid_size).to(device),
+        row_col=send(row_col.astype(np.int32), device),
+        grid_size=send(grid_size.astype(np.int32), device),
         segment_starts=_starts(lengths, device),
-        segment_lengths=lengths,
+        segment_lengths=tuple(lengths.tolist()),
         windows=windows,
     )
 
 
-def merge_order(grid: Grid, merge: int) -> NDArray[np.int32]:
-    """(row, col) of each patch in sequence order: merge x merge blocks one after another, row by row inside. [patches, 2]"""
-    frames, rows, columns = grid
-    row, col = np.meshgrid(np.arange(rows, dtype=np.int32), np.arange(columns, dtype=np.int32), indexing="ij")
-    blocks = np.stack((row, col), axis=-1).reshape(rows // merge, merge, columns // merge, merge, 2).swapaxes(1, 2)
-    return np.tile(blocks.reshape(-1, 2), (frames, 1))
+def merge_order(shapes: Ints, merge: int) -> tuple[Ints, Ints]:
+    """(row, col) of each patch in sequence order, and (height, width) of its grid. [patches, 2] each.
+
+    Inside a frame merge x merge blocks follow one another, row by row: a patch's number splits into
+    (block row, block column, row in block, column in block).
+    """
+    grid = np.repeat(shapes, shapes.prod(1), axis=0)
+    height, width = grid[:, 1], grid[:, 2]
+    inside = _numbers(shapes.prod(1)) % (height * width)
+    block, place = np.divmod(inside, merge * merge)
+    block_row, block_col = np.divmod(block, width // merge)
+    row_in, col_in = np.divmod(place, merge)
+    return np.stack((block_row * merge + row_in, block_col * merge + col_in), 1), grid[:, 1:]
 
 
-def window_order(grids: Sequence[Grid], merge: int, side: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
-    """Merged tokens sorted by window (side x side of them, smaller at the edges), and how many each window has.
+def window_order(shapes: Ints, merge: int, side: int) -> tuple[Ints, Ints]:
+    """Merged tokens sorted by window (side x side of them, fewer at the edges), and how many each window has.
 
     Windows never cross a frame, so the order stays inside frames and whole-frame attention keeps its segments.
     """
-    orders, lengths, first = [], [], 0
-    for frames, rows, columns in grids:
-        high, wide = rows // merge, columns // merge
-        row, col = np.divmod(np.arange(high * wide), wide)
-        window = (row // side) * -(-wide // side) + col // side
-        inside = np.argsort(window, kind="stable")
-        counts = np.bincount(window).tolist()
-        for frame in range(frames):
-            orders.append(first + frame * high * wide + inside)
-            lengths.extend(counts)
-        first += frames * high * wide
-    return np.concatenate(orders), tuple(lengths)
+    merged = shapes // [1, merge, merge]
+    down, across = -(-merged[:, 1] // side), -(-merged[:, 2] // side)
+    first_window = np.concatenate(([0], np.cumsum(merged[:, 0] * down * across)[:-1]))
+    counts = merged.prod(1)
+    wide, high = np.repeat(merged[:, 2], counts), np.repeat(merged[:, 1], counts)
+    frame, inside = np.divmod(_numbers(counts), high * wide)
+    row, col = np.divmod(inside, wide)
+    across, down = np.repeat(across, counts), np.repeat(down, counts)
+    window = np.repeat(first_window, counts) + frame * down * across + (row // side) * across + col // side
+    return np.argsort(window, kind="stable"), np.bincount(window)
 
 
-def _starts(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)).to(device)
+def _numbers(counts: Ints) -> Ints:
+    """0, 1, … count - 1 for each count, one after another."""
+    starts = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) - np.repeat(starts, counts)
+
+
+def _starts(lengths: Ints, device: torch.device) -> torch.Tensor:
+    return send(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), device)
 
 
 def _join_equal_widths(patches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -196,19 +196,7 @@ def test_timings_and_counts(folder: Path) -> None:
     number = run.add(request)
     run.run()
     timings = run.completions[number, 0].timings
-    order = [
-        "fetch",
-        "header",
-        "prompt",
-        "queue",
-        "decode",
-        "preprocess",
-        "encode",
-        "prefill",
-        "first_token",
-        "per_token",
-        "total",
-    ]
+    order = "fetch header prompt queue decode preprocess encode prefill first_token per_token total".split()
     assert list(timings) == order
     assert all(timings[stage] > 0 for stage in ("decode", "preprocess", "encode", "prefill", "first_token", "per_token"))
     parts = timings["queue"] + timings["decode"] + timings["preprocess"] + timings["encode"] + timings["prefill"]

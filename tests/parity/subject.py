@@ -24,7 +24,10 @@ class Subject:
         self.llm = LLM(folder, device=device, dtype=str(dtype).removeprefix("torch."))
 
     def request(self, messages: list[dict[str, Any]]) -> Request:
-        llm = self.llm
+        return self.request_of(self.llm, messages)
+
+    @staticmethod
+    def request_of(llm: LLM, messages: list[dict[str, Any]]) -> Request:
         return build_request(
             messages,
             template=llm.template,
