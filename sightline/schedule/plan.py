@@ -173,7 +173,8 @@ def _start_waiting(schedule: Schedule, plan: _Plan) -> None:
 def _start_starving(schedule: Schedule, plan: _Plan) -> None:
     """Starts the sequence that has waited longest before anything else, once it has waited too long.
 
-    A place is taken for it only from one that has itself run that long, so each gets its turn.
+    A place is taken for it only from one that has itself run that long and got a token since it started, so each gets its turn
+    and no turn is in vain: what is computed may be lost with the place, the answer is not.
     """
     order, patience = schedule.queue_order, schedule.limits.starvation_steps
     while order and (order[0][1].status is not Status.WAITING or order[0][1].waiting_since != order[0][0]):
@@ -186,7 +187,7 @@ def _start_starving(schedule: Schedule, plan: _Plan) -> None:
         sequence.boosted = True
         schedule.waiting.insert(by_rank(schedule.waiting, sequence), sequence)
     if len(schedule.running) >= schedule.limits.max_sequences:
-        veterans = (other for other in reversed(schedule.running) if schedule.step - other.running_since >= patience)
+        veterans = (other for other in reversed(schedule.running) if other.had_its_turn(schedule.step, patience))
         veteran = next(veterans, None)
         if veteran is None:
             return
@@ -210,6 +211,7 @@ def _start(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
     schedule.running.insert(by_rank(schedule.running, sequence), sequence)
     sequence.status = Status.RUNNING
     sequence.running_since = schedule.step
+    sequence.output_at_start = len(sequence.output)
     if not sequence.starts:
         sequence.cached_tokens = min(sequence.computed, len(sequence.request))
     sequence.starts += 1

@@ -21,7 +21,7 @@ from sightline.cache.embeddings import EmbeddingCache, EmbeddingEntry, Offload
 from sightline.cache.pages import Node, PageCache
 from sightline.types import MediaItem, Request
 
-Rank = tuple[int, int]  # smaller runs first: (priority, arrival)
+Rank = tuple[int, int, int]  # smaller runs first: (priority, arrival, id); no two sequences have the same
 
 
 class Status(enum.Enum):
@@ -53,6 +53,7 @@ class Sequence:
     pinned: dict[int, EmbeddingEntry] = field(default_factory=dict)  # by item index
     waiting_since: int = 0  # step
     running_since: int = 0  # step
+    output_at_start: int = 0  # tokens of the answer when it last started
     boosted: bool = False  # waited too long: goes before all priorities
     cached_tokens: int = 0  # prompt tokens found in the prefix tree at the first start
     starts: int = 0
@@ -81,12 +82,16 @@ class Sequence:
 
     @property
     def rank(self) -> Rank:
-        return (-(1 << 30) if self.boosted else self.priority, self.arrival)
+        return (-(1 << 30) if self.boosted else self.priority, self.arrival, self.id)
 
     @property
     def may_start(self) -> bool:
         """Followers wait until their leader has the prompt's pages in the tree."""
         return self.leader is None or bool(self.leader.output) or self.leader.status is Status.FINISHED
+
+    def had_its_turn(self, step: int, patience: int) -> bool:
+        """Whether a running sequence may lose its place: it ran long enough, and its answer grew, so nobody turns in circles."""
+        return step - self.running_since >= patience and len(self.output) > self.output_at_start
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
         """Token ids [start, end), prompt and answer together."""
@@ -186,7 +191,7 @@ def _check_sequences(schedule: Schedule) -> None:
         assert sequence.status is Status.WAITING
         assert not (sequence.nodes or sequence.own_pages or sequence.pinned or sequence.computed), "a waiting one holds nothing"
     for line in (schedule.waiting, schedule.running):
-        assert all(first.rank <= second.rank for first, second in itertools.pairwise(line))
+        assert all(first.rank < second.rank for first, second in itertools.pairwise(line))
     assert sum(sequence.own_pages for sequence in schedule.running) == schedule.pages.private_pages
     assert sum(locks.values()) == schedule.pages.total_locks, "locks without an owner"
     assert sum(pins.values()) == schedule.embeddings.total_pins, "pins without an owner"

@@ -1,0 +1,489 @@
+"""The scheduler driven as the engine drives it, over a memory that remembers what was written where. No model.
+
+The one idea: what a real model stores for a token depends on the whole prefix, so the fake one stores a hash of the whole prefix
+(tenant, tokens, rows of items). A wrong, stale or evicted page, another tenant's page, a row of another image: each reads back
+as another number. The next token is a hash of the prefix too, so an answer can be computed without a scheduler and compared.
+
+After each step the simulator also checks the order of starts, who was preempted for whom, and that the work goes forward:
+
+    Between two lasting events (a token sampled, a sequence ended, one boosted, one arrived) pass at most
+    2 * (sequences + 1) * (longest + 1) steps.
+
+Why: while nothing lasting happens ranks are fixed, and in each step the highest-ranked running sequence moves, or one that starved
+is started before it. The highest-ranked one is preempted by nobody, computes its at most `longest` tokens and then samples, unless
+one that outranks it starts; that happens at most once per sequence, since nobody takes anything from the one on top. The factor 2
+is for steps whose tokens went to one that starved: it waits again only after somebody above it moved.
+
+Hence a sequence is also started within `starting_bound` steps after it came, whatever comes later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from sightline.cache.embeddings import EmbeddingCache
+from sightline.cache.keys import root_key
+from sightline.cache.pages import PageCache
+from sightline.errors import PromptError
+from sightline.run.batch import make_forward_batch
+from sightline.schedule.plan import plan_step
+from sightline.schedule.progress import admit, complete_step, finish
+from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
+from sightline.types import Request
+
+END_TOKEN = 1  # sampled: the answer ends early
+VOCABULARY = 12
+ROW_BYTES = 4
+_MASK = (1 << 61) - 1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request and when it comes; `abort_after` steps later its caller goes away."""
+
+    at: int  # step
+    request: Request
+    max_tokens: int = 4
+    priority: int = 0
+    salt: str = ""
+    n: int = 1
+    abort_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    pages: int  # without the scratch page
+    page_size: int
+    blocks: int
+    block_rows: int = 1
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    limits: Limits
+    memory: Memory
+    arrivals: tuple[Arrival, ...]
+    broken: frozenset[bytes] = frozenset()  # keys of items whose encoding fails each time
+    crashes: frozenset[int] = frozenset()  # steps in which computing fails
+    encode_crashes: frozenset[int] = frozenset()  # steps in which encoding fails as a whole
+    flushes: frozenset[int] = frozenset()  # steps before which the caches are told to forget
+
+
+def make_schedule(limits: Limits, memory: Memory) -> Schedule:
+    return Schedule(
+        limits=limits,
+        pages=PageCache(memory.pages + 1, memory.page_size),
+        embeddings=EmbeddingCache(memory.blocks, memory.block_rows, ROW_BYTES, memory.host_bytes),
+    )
+
+
+# ---- What a model would compute
+
+
+def _mix(*numbers: int) -> int:
+    value = 0x9E3779B97F4A7C15
+    for number in numbers:
+        value = ((value ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & _MASK
+        value ^= value >> 29
+    return value
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key[-7:], "little")
+
+
+def _next_token(value: int, index: int) -> int:
+    return 1 + _mix(value, index) % (VOCABULARY - 1)
+
+
+@dataclass
+class Truth:
+    """What a sequence's tokens, keys and values and answer must be; computed without a scheduler."""
+
+    values: list[int]  # of prompt and answer, [tokens]; the last token of the answer is never computed
+    rows: dict[int, tuple[bytes, int]]  # by position: the item's key in the embedding cache and its row
+    output: list[int]
+
+
+def truth_of(sequence: Sequence, index: int) -> Truth:
+    request = sequence.request
+    rows = {
+        span.start + i: (sequence.item_keys[span.item], span.row + i) for span in request.spans for i in range(span.count)
+    }
+    values: list[int] = []
+    value = _number(sequence.root)
+    for position, token in enumerate(request.token_ids.tolist()):
+        value = _value_of(value, token, rows.get(position))
+        values.append(value)
+    output: list[int] = []
+    while len(output) < sequence.max_tokens and END_TOKEN not in output:
+        output.append(_next_token(value, index))
+        value = _value_of(value, output[-1], None)
+        values.append(value)
+    return Truth(values, rows, output)
+
+
+def _value_of(before: int, token: int, row: tuple[bytes, int] | None) -> int:
+    return _mix(before, token) if row is None else _mix(before, token, _number(row[0]), row[1])
+
+
+# ---- Executing steps
+
+
+class FakeRunner:
+    """Memory of keys and values, the arena and the host tier; executes steps in the order of the real runner."""
+
+    def __init__(self, memory: Memory, embeddings: EmbeddingCache, real_batches: bool) -> None:
+        self.page_size = memory.page_size
+        self.embeddings = embeddings
+        self.real_batches = real_batches  # slots, pages and rows from make_forward_batch instead of from here
+        self.kv: list[int | None] = [None] * ((memory.pages + 1) * memory.page_size)
+        self.arena: list[tuple[bytes, int] | None] = [None] * (memory.blocks * memory.block_rows)
+        self.block_rows = memory.block_rows
+        self.host: dict[bytes, list[tuple[bytes, int] | None]] = {}
+        self.encoded: list[bytes] = []  # keys, in order
+        self.restored: list[bytes] = []
+
+    def encode(self, encodes: tuple[Encode, ...], broken: frozenset[bytes], crash: bool) -> set[bytes]:
+        """Keys of the entries that failed."""
+        for encode in encodes:
+            for offload in encode.offloads:
+                slots = [block * self.block_rows + i for block in offload.blocks for i in range(self.block_rows)]
+                saved = [self.arena[slot] for slot in slots[: offload.rows]]
+                assert saved == [(offload.key, row) for row in range(offload.rows)], "other rows are offloaded"
+                self.host[offload.key] = saved
+        for encode in encodes:
+            if encode.from_host:
+                self._store(encode, self.host[encode.entry.key])
+                self.restored.append(encode.entry.key)
+        for key in self.embeddings.host_evicted():
+            self.host.pop(key, None)
+        if crash:
+            return {encode.entry.key for encode in encodes}
+        failed = set()
+        for encode in encodes:
+            if encode.from_host:
+                continue
+            self.encoded.append(encode.entry.key)
+            if encode.item.key in broken:
+                failed.add(encode.entry.key)
+            else:
+                self._store(encode, [(encode.entry.key, row) for row in range(encode.entry.rows)])
+        return failed
+
+    def _store(self, encode: Encode, rows: list[tuple[bytes, int] | None]) -> None:
+        for slot, row in zip(self.embeddings.row_slots(encode.entry, 0, encode.entry.rows).tolist(), rows, strict=True):
+            self.arena[slot] = row
+
+    def compute(self, chunks: tuple[Chunk, ...], truths: dict[int, Truth], indices: dict[int, int]) -> dict[int, int]:
+        """Writes all chunks, then reads each sequence's whole context back. Returns sampled tokens."""
+        places = self._real_places(chunks) if self.real_batches else [self._places(chunk) for chunk in chunks]
+        for chunk, (slots, _, rows) in zip(chunks, places, strict=True):
+            truth, sequence = truths[chunk.sequence.id], chunk.sequence
+            before = truth.values[chunk.start - 1] if chunk.start else _number(sequence.root)
+            tokens = sequence.tokens(chunk.start, chunk.start + chunk.count).tolist()
+            for offset, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
+                found = self.arena[rows[offset]] if offset in rows else None
+                assert found == truth.rows.get(chunk.start + offset), f"token {chunk.start + offset} takes the row {found}"
+                before = self.kv[slot] = _value_of(before, token, found)
+        sampled = {}
+        for chunk, (_, context, _) in zip(chunks, places, strict=True):
+            end = chunk.start + chunk.count
+            read = [self.kv[slot] for slot in context]
+            assert read == truths[chunk.sequence.id].values[:end], f"sequence {chunk.sequence.id} reads what is not its own"
+            if chunk.samples:
+                sampled[chunk.sequence.id] = _next_token(truths[chunk.sequence.id].values[end - 1], indices[chunk.sequence.id])
+        return sampled
+
+    def _places(self, chunk: Chunk) -> tuple[list[int], list[int], dict[int, int]]:
+        """Slots of the chunk's tokens, slots of the whole context, and the arena's slots by offset into the chunk."""
+        sequence, size, end = chunk.sequence, self.page_size, chunk.start + chunk.count
+        pages = sequence.page_table.tolist()
+        context = [pages[position // size] * size + position % size for position in range(end)]
+        shared = len(sequence.nodes) * size
+        slots = [position % size if position < shared else context[position] for position in range(chunk.start, end)]
+        rows = {}
+        for span in sequence.request.spans:
+            for i in range(max(span.start, chunk.start), min(span.start + span.count, end)):
+                row = span.row + i - span.start
+                block = sequence.pinned[span.item].blocks[row // self.block_rows]
+                rows[i - chunk.start] = block * self.block_rows + row % self.block_rows
+        return slots, context, rows
+
+    def _real_places(self, chunks: tuple[Chunk, ...]) -> list[tuple[list[int], list[int], dict[int, int]]]:
+        batch = make_forward_batch(chunks, self.embeddings, torch.zeros(1), torch.device("cpu"))
+        starts, size = batch.query_starts.tolist(), self.page_size
+        places = []
+        for number, chunk in enumerate(chunks):
+            part = slice(starts[number], starts[number + 1])
+            end = chunk.start + chunk.count
+            assert batch.token_ids[part].tolist() == chunk.sequence.tokens(chunk.start, end).tolist()
+            pages = batch.page_table[number].tolist()
+            context = [pages[position // size] * size + position % size for position in range(end)]
+            index = batch.row_index[part].tolist() if batch.row_index is not None else []
+            rows = {offset: row for offset, row in enumerate(index) if row >= 0}
+            places.append((batch.slots[part].tolist(), context, rows))
+        return places
+
+
+# ---- Driving the schedule as the engine does
+
+
+@dataclass
+class Watched:
+    """What the simulator remembers of a sequence besides what the scheduler does."""
+
+    sequence: Sequence
+    request_id: int
+    came: int
+    bound: int  # steps within which it must start
+    started: int | None = None  # step of the first start
+    output_at_start: int = 0
+    cut: bool = False  # aborted or failed before its end
+
+
+@dataclass
+class Simulator:
+    workload: Workload
+    real_batches: bool = False
+    on_step: Callable[["Simulator", Step], None] | None = None
+    schedule: Schedule = field(init=False)
+    runner: FakeRunner = field(init=False)
+    truths: dict[int, Truth] = field(default_factory=dict)
+    indices: dict[int, int] = field(default_factory=dict)
+    watched: dict[int, Watched] = field(default_factory=dict)
+    requests: dict[int, list[Sequence]] = field(default_factory=dict)
+    refused: int = 0
+    quiet_steps: int = 0  # since the last lasting event
+    _numbers: int = 0
+
+    def __post_init__(self) -> None:
+        self.schedule = make_schedule(self.workload.limits, self.workload.memory)
+        self.runner = FakeRunner(self.workload.memory, self.schedule.embeddings, self.real_batches)
+
+    # ---- The engine's calls
+
+    def add(self, arrival: Arrival) -> int | None:
+        """The request's id, or None if it was refused."""
+        request_id = self._numbers
+        self._numbers += 1
+        sequences: list[Sequence] = []
+        for index in range(arrival.n):
+            sequence = Sequence(
+                id=self._numbers,
+                request=arrival.request,
+                max_tokens=arrival.max_tokens,
+                priority=arrival.priority,
+                arrival=request_id,
+                root=root_key(arrival.salt),
+                item_keys=tuple(bytes(8) + item.key for item in arrival.request.items),
+                page_size=self.workload.memory.page_size,
+                leader=sequences[0] if sequences else None,
+            )
+            self._numbers += 1
+            sequences.append(sequence)
+            self.indices[sequence.id] = index
+        possible = self._possible(arrival)
+        try:
+            admit(self.schedule, sequences)
+        except PromptError:
+            assert not possible, "a request that fits is refused"
+            self.refused += 1
+            return None
+        assert possible, "a request that can never fit is admitted"
+        for sequence in sequences:
+            self.truths[sequence.id] = truth_of(sequence, self.indices[sequence.id])
+        for sequence in sequences:
+            bound = self.starting_bound()
+            self.watched[sequence.id] = Watched(sequence, request_id, self.schedule.step, bound)
+        self.requests[request_id] = sequences
+        self.quiet_steps = 0
+        return request_id
+
+    def _possible(self, arrival: Arrival) -> bool:
+        memory = self.workload.memory
+        tokens = len(arrival.request) + arrival.max_tokens
+        largest = max((item.rows for item in arrival.request.items), default=0)
+        return tokens <= memory.pages * memory.page_size and largest <= memory.blocks * memory.block_rows
+
+    def abort(self, request_id: int) -> None:
+        """Ends what is left of a request, whatever it does."""
+        for sequence in self.requests[request_id]:
+            self.watched[sequence.id].cut |= sequence.status is not Status.FINISHED
+            finish(self.schedule, sequence)
+        self.quiet_steps = 0
+
+    def fail(self, sequences: list[Sequence]) -> None:
+        for request_id in {self.watched[sequence.id].request_id for sequence in sequences}:
+            self.abort(request_id)
+
+    def step(self) -> Step:
+        """One step as Engine.step does it, and all checks."""
+        before = Before(self)
+        step = plan_step(self.schedule)
+        self._check_budgets(step)
+        before.check_order(self)
+        self._note_starts()
+        step = self._encode(step)
+        if step.number in self.workload.crashes:
+            complete_step(self.schedule, replace(step, chunks=()), {})
+            self.fail([chunk.sequence for chunk in step.chunks])
+        else:
+            sampled = self.runner.compute(step.chunks, self.truths, self.indices)
+            complete_step(self.schedule, step, sampled)
+            for sequence in [chunk.sequence for chunk in step.chunks if chunk.samples]:
+                self.quiet_steps = 0
+                if len(sequence.output) == sequence.max_tokens or sequence.output[-1] == END_TOKEN:
+                    finish(self.schedule, sequence)
+        self.schedule.check_integrity()
+        self.quiet_steps += 1
+        assert self.quiet_steps <= self.longest_quiet(), "steps pass and nothing lasting happens"
+        if self.on_step is not None:
+            self.on_step(self, step)
+        return step
+
+    def _encode(self, step: Step) -> Step:
+        if not step.encodes:
+            return step
+        failed = self.runner.encode(step.encodes, self.workload.broken, step.number in self.workload.encode_crashes)
+        for encode in step.encodes:
+            if encode.entry.key in failed:
+                line = (*self.schedule.running, *self.schedule.waiting)
+                self.fail([sequence for sequence in line if encode.entry.key in sequence.item_keys])
+                self.schedule.embeddings.abandon(encode.entry)
+        return replace(
+            step,
+            chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING),
+            encodes=tuple(encode for encode in step.encodes if encode.entry.key not in failed),
+        )
+
+    def run(self) -> None:
+        """The whole workload, to its end."""
+        arrivals = sorted(self.workload.arrivals, key=lambda arrival: arrival.at)
+        aborts: dict[int, list[int]] = {}
+        clock = 0
+        while arrivals or self.schedule.has_work:
+            while arrivals and arrivals[0].at <= clock:
+                arrival = arrivals.pop(0)
+                request_id = self.add(arrival)
+                if request_id is not None and arrival.abort_after is not None:
+                    aborts.setdefault(clock + arrival.abort_after, []).append(request_id)
+            for request_id in aborts.pop(clock, ()):
+                self.abort(request_id)
+            if self.schedule.step in self.workload.flushes:
+                self.schedule.pages.clear()
+                self.schedule.embeddings.clear()
+            if self.schedule.has_work:
+                self.step()
+            clock += 1
+        self._check_end()
+
+    # ---- Bounds
+
+    def _alive(self) -> list[Sequence]:
+        return [*self.schedule.running, *self.schedule.waiting]
+
+    def _longest(self) -> int:
+        return max((len(s.request) + s.max_tokens for s in self._alive()), default=0)
+
+    def longest_quiet(self) -> int:
+        return 2 * (len(self._alive()) + 1) * (self._longest() + 1)
+
+    def starting_bound(self) -> int:
+        """Steps within which a sequence that comes now starts, whatever comes later.
+
+        After `starvation_steps` all who came before it have waited as long, so each step boosts and tries the one that has
+        waited longest, and nothing starts that it outranks while it waits. Then only the sequences that run can hold it up: as
+        many as there are places, and the boosted ones above it. Each causes at most max_tokens + 2 lasting events.
+        """
+        limits = self.schedule.limits
+        ahead = len(self.schedule.waiting) + 1
+        people = limits.max_sequences + ahead
+        longest = max((len(arrival.request) + arrival.max_tokens for arrival in self.workload.arrivals), default=0)
+        longest = max(longest, self._longest())
+        answer = max((arrival.max_tokens for arrival in self.workload.arrivals), default=0)
+        quiet = 2 * (people + 1) * (longest + 1)
+        return limits.starvation_steps + ahead * (limits.starvation_steps + people * (answer + 2) * quiet)
+
+    # ---- Checks
+
+    def _check_budgets(self, step: Step) -> None:
+        limits, schedule = self.schedule.limits, self.schedule
+        assert step.tokens <= limits.max_tokens
+        assert len(schedule.running) <= limits.max_sequences
+        fresh = [encode.item.patches for encode in step.encodes if not encode.from_host]
+        assert sum(fresh) <= limits.max_patches or len(fresh) == 1, f"{fresh} patches in one step"
+        assert len({chunk.sequence.id for chunk in step.chunks}) == len(step.chunks), "two chunks of one sequence"
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            assert sequence.status is Status.RUNNING
+            assert chunk.count > 0 and chunk.start == sequence.computed, "a chunk is the next tokens"
+            assert chunk.samples == (chunk.start + chunk.count == len(sequence))
+            assert sequence.pages * sequence.page_size >= chunk.start + chunk.count
+        taken = schedule.pages.private_pages + schedule.pages.tree_pages + schedule.pages.free_pages
+        assert taken == self.workload.memory.pages
+        assert schedule.embeddings.used_blocks <= self.workload.memory.blocks
+
+    def _note_starts(self) -> None:
+        for sequence in self.schedule.running:
+            watched = self.watched[sequence.id]
+            if sequence.running_since == self.schedule.step:
+                watched.output_at_start = len(sequence.output)
+                if watched.started is None:
+                    watched.started = self.schedule.step
+        for sequence in self.schedule.waiting:
+            watched = self.watched[sequence.id]
+            if watched.started is None:
+                assert self.schedule.step - watched.came <= watched.bound, f"sequence {sequence.id} starves"
+
+    def _check_end(self) -> None:
+        schedule = self.schedule
+        assert not schedule.running and not schedule.waiting
+        assert schedule.pages.private_pages == 0 and schedule.pages.total_locks == 0
+        assert schedule.embeddings.total_pins == 0 and schedule.embeddings.pinned_blocks == 0
+        assert schedule.pages.free_pages + schedule.pages.tree_pages == self.workload.memory.pages
+        assert schedule.embeddings.evictable_blocks + schedule.embeddings.free_blocks == self.workload.memory.blocks
+        for key in schedule.embeddings.host_evicted():
+            self.runner.host.pop(key, None)
+        held = sum(len(rows) * ROW_BYTES for rows in self.runner.host.values())
+        assert held == schedule.embeddings.host_bytes_used <= self.workload.memory.host_bytes
+        for watched in self.watched.values():
+            output, expected = watched.sequence.output, self.truths[watched.sequence.id].output
+            assert watched.sequence.status is Status.FINISHED
+            assert output == expected[: len(output)], "the answer depends on the schedule"
+            assert watched.cut or output == expected, "tokens are lost"
+
+
+class Before:
+    """Who waited and ran before a step, to check what the plan did to them."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        schedule = simulator.schedule
+        self.waiting = [sequence for sequence in schedule.waiting if sequence.may_start]
+        self.running = list(schedule.running)
+        self.boosted = {s.id for s in (*schedule.waiting, *schedule.running) if s.boosted}
+        self.longest_waiting = min((s.waiting_since for s in self.waiting), default=0)
+
+    def check_order(self, simulator: Simulator) -> None:
+        schedule = simulator.schedule
+        number, patience = schedule.step, schedule.limits.starvation_steps
+        started = [s for s in self.waiting if s.status is Status.RUNNING]
+        left = [s for s in self.waiting if s.status is Status.WAITING]
+        overtaking = [s for s in started if any(other.rank < s.rank for other in left)]
+        assert len(overtaking) <= 1, "several sequences overtake one that waits"
+        for sequence in overtaking:
+            assert sequence.boosted and sequence.waiting_since == self.longest_waiting, "only who has waited longest overtakes"
+        newly = [s for s in (*schedule.waiting, *schedule.running) if s.boosted and s.id not in self.boosted]
+        if newly:
+            simulator.quiet_steps = 0
+        for sequence in newly:
+            assert number - sequence.waiting_since >= patience, "boosted before its time"
+        for victim in self.running:
+            if victim.status is Status.WAITING:
+                assert victim.waiting_since == number
+                veteran = number - victim.running_since >= patience
+                grown = len(victim.output) > simulator.watched[victim.id].output_at_start
+                above = [s for s in schedule.running if s.rank < victim.rank]
+                assert above or (veteran and grown), "preempted for nobody above it, before it had its turn"
