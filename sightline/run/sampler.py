@@ -9,8 +9,8 @@ rows sorted by score every filter is a prefix whose length is found in the one r
 
     best first    w0  w1  w2  w3  w4 │ w5 …          running sum c0 ≤ c1 ≤ c2 …
     top-k         ───────────────────┤               5 tokens
-    top-p         ─────────┤                         1 + (how many c_i < top_p * c4): the token that crosses the line stays
-    min-p         ──────────────┤                    how many w_i >= min_p * w0
+    top-p         ─────────┤                         the c_i < top_p * c4, and one more: the token that crosses the line stays
+    min-p         ──────────────┤                    the w_i >= min_p * w0
     draw          the first token with c_i > uniform * c_last, among the shortest prefix
 
 Rows are grouped by what they ask, never by what their neighbours ask: rows without top-k and top-p are not sorted at all, and a
@@ -20,7 +20,7 @@ NaN logits are not looked for, because finding them would wait for the device. T
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -29,28 +29,44 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.run.sampling_params import ResolvedSampling, make_generator, resolve_sampling
+from sightline.run.sampling_params import ResolvedSampling, make_generator
 
-__all__ = ["ResolvedSampling", "Sampled", "SamplingRow", "make_generator", "resolve_sampling", "sample", "sample_one"]
+__all__ = ["ResolvedSampling", "Sampled", "SamplingRow", "make_generator", "sample"]
 
 SELECT_UP_TO = 1024  # for a larger top-k the whole row is sorted
-ROWS_AT_ONCE = 64  # that draw: 64 rows of 150,000 tokens, sorted, take about half a gigabyte for a moment
+ROWS_AT_ONCE = 128  # that draw: 128 rows of 150,000 tokens, sorted, take 0.7 GiB for a moment
 
 
 @dataclass(eq=False)
 class SamplingRow:
-    """One sequence of the batch."""
+    """One sequence, for as long as its answer grows."""
 
     sampling: ResolvedSampling
-    prompt_ids: NDArray[np.int32]  # read when repetition_penalty is on, and then kept without repeats
-    output_ids: Sequence[int] | NDArray[Any]  # read when a penalty is on; an int array is read much faster than a list
+    prompt_ids: NDArray[np.int32]  # read once, when repetition_penalty is on
+    output_ids: Sequence[int]  # read when a penalty is on; may be a list that grows, and only its new end is read
     generator: np.random.Generator  # the answer's own: one uniform number per sampled token, none when greedy
     banned_ids: Sequence[int] = ()  # end tokens while min_tokens is not reached
+    # The ids that penalties count, as an array: turning lists into arrays at every step would take longer than the penalties.
+    _ids: NDArray[np.int64] | None = field(default=None, init=False, repr=False)  # distinct prompt ids, answer, room
+    _prompt: int = field(default=0, init=False, repr=False)  # how many distinct ids
+    _length: int = field(default=0, init=False, repr=False)  # ids before the room
 
-    def __post_init__(self) -> None:
-        if self.sampling.repetition_penalty != 1.0:
-            # An image is thousands of the same id, and what is left here goes to the device at every step.
-            self.prompt_ids = np.unique(self.prompt_ids)
+    def seen_ids(self) -> NDArray[np.int64]:
+        """Prompt and answer; of the prompt each id once, because an image is thousands of the same."""
+        if self._ids is None:
+            self._ids = np.unique(self.prompt_ids).astype(np.int64)
+            self._prompt = self._length = len(self._ids)
+        length = self._prompt + len(self.output_ids)
+        if length < self._length:  # the answer was shortened
+            self._length = self._prompt
+        if length > len(self._ids):
+            self._ids = np.concatenate((self._ids[: self._length], np.empty(length, np.int64)))
+        self._ids[self._length : length] = self.output_ids[self._length - self._prompt :]
+        self._length = length
+        return self._ids[:length]
+
+    def answer_ids(self) -> NDArray[np.int64]:
+        return self.seen_ids()[self._prompt :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,25 +87,19 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     for place, row in enumerate(rows):
         if (way := way_of(row.sampling)) is not None:
             groups.setdefault(way, []).append(place)
-    if sum(map(len, groups.values())) < len(rows):
-        tokens = scores.argmax(dim=-1)
+    parts = [
+        (way, members[first : first + ROWS_AT_ONCE])
+        for way, members in groups.items()
+        for first in range(0, len(members), ROWS_AT_ONCE)
+    ]
+    if len(parts) == 1 and len(parts[0][1]) == len(rows):
+        tokens = _draw(parts[0][0], scores, rows)
     else:
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    for way, members in groups.items():
-        for first in range(0, len(members), ROWS_AT_ONCE):
-            places = members[first : first + ROWS_AT_ONCE]
-            settings = _upload(_settings(places, rows), logits.device)
-            at = settings[_PLACE].long()
-            ladder = make_ladder(way, _rows(scores, at).float(), settings, [rows[place].sampling for place in places])
-            tokens.index_copy_(0, at, _climb(ladder, settings[_UNIFORM]))
+        tokens = scores.argmax(dim=-1)  # of those that draw, replaced
+        for way, places in parts:
+            at = _upload(np.array(places), logits.device)
+            tokens.index_copy_(0, at, _draw(way, scores.index_select(0, at), [rows[place] for place in places]))
     return _with_logprobs(tokens, logits, rows)
-
-
-def sample_one(logits: Tensor, sampling: ResolvedSampling, seen: Tensor, generator: torch.Generator | None) -> int:
-    """One token for one sequence: logits [vocab], seen [tokens] int64, prompt and answer. Waits for the device."""
-    seed = int(torch.randint(2**63 - 1, (), generator=generator))
-    row = SamplingRow(sampling, seen.cpu().numpy().astype(np.int32), (), make_generator(seed, 0, 0))
-    return int(sample(logits[None], [row]).token_ids)
 
 
 # ---- Scores: bias, penalties, bans
@@ -126,8 +136,7 @@ def _add_bias(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) ->
 def _penalise_repetition(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
     """Whatever was seen, however often: positive scores are divided, negative ones multiplied."""
     vocab, device = scores.shape[1], scores.device
-    ids = [np.concatenate((rows[i].prompt_ids, np.asarray(rows[i].output_ids, np.int64))) for i in places]
-    cells = _upload(_cells(ids, range(len(places)), vocab), device)
+    cells = _upload(_cells([rows[i].seen_ids() for i in places], range(len(places)), vocab), device)
     seen = torch.zeros(len(places), vocab, dtype=torch.bool, device=device)
     seen.view(-1).index_fill_(0, cells, True)
     penalty = _upload(np.array([[rows[i].sampling.repetition_penalty] for i in places], np.float32), device)
@@ -139,7 +148,7 @@ def _penalise_repetition(scores: Tensor, rows: Sequence[SamplingRow], places: li
 def _penalise_counts(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
     """Of the answer alone: frequency_penalty for each occurrence, presence_penalty once."""
     vocab, device = scores.shape[1], scores.device
-    cells = _upload(_cells([rows[i].output_ids for i in places], range(len(places)), vocab), device)
+    cells = _upload(_cells([rows[i].answer_ids() for i in places], range(len(places)), vocab), device)
     counts = torch.zeros(len(places), vocab, dtype=torch.float32, device=device)
     counts.view(-1).scatter_add_(0, cells, torch.ones(cells.shape, dtype=torch.float32, device=device))
     pairs = [(rows[i].sampling.frequency_penalty, rows[i].sampling.presence_penalty) for i in places]
@@ -152,15 +161,13 @@ def _cells(ids: Sequence[Sequence[int] | NDArray[Any]], places: Sequence[int], v
     """Where (place, id) stands in a flattened [rows, vocab] matrix, for all ids of all places."""
     parts = [np.asarray(some, np.int64) for some in ids]
     flat = np.concatenate(parts)
-    # An id outside would land in a neighbour's row.
-    assert flat.size == 0 or (flat.min() >= 0 and flat.max() < vocab), f"a token id is not within 0 … {vocab - 1}"
+    # An id outside would land in a neighbour's row. As unsigned numbers, negative ones are large.
+    assert flat.view(np.uint64).max(initial=0) < vocab, f"a token id is not within 0 … {vocab - 1}"
     flat += np.repeat(np.asarray(places, np.int64) * vocab, [len(part) for part in parts])
     return flat
 
 
 # ---- Drawing
-
-_PLACE, _UNIFORM, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = range(6)  # rows of the settings, [6, g] float64
 
 
 class Way(Enum):
@@ -180,9 +187,40 @@ def way_of(sampling: ResolvedSampling) -> Way | None:
     return Way.SELECTED if 0 < sampling.top_k <= SELECT_UP_TO else Way.SORTED
 
 
-def _settings(places: Sequence[int], rows: Sequence[SamplingRow]) -> NDArray[np.float64]:
-    chosen = [(place, rows[place].generator.random(), rows[place].sampling) for place in places]
-    return np.array([(place, uniform, s.temperature, s.top_k, s.top_p, s.min_p) for place, uniform, s in chosen]).T
+@dataclass(frozen=True, eq=False)
+class DrawSettings:
+    """What g rows ask, each tensor [g, 1]; None when no row asks."""
+
+    largest_k: int  # 0: some row has no top-k
+    uniform: Tensor  # float64, the rows' random numbers
+    temperature: Tensor  # float32
+    last: Tensor  # int64: where the last token that top-k lets through stands, best first
+    top_p: Tensor | None  # float64
+    min_p: Tensor | None  # float32
+
+
+def draw_settings(rows: Sequence[SamplingRow], vocab: int, device: torch.device) -> DrawSettings:
+    """Takes a number from each row's generator."""
+    chosen = [row.sampling for row in rows]
+    top_k = [sampling.top_k for sampling in chosen]
+    last = [min(k or vocab, vocab) - 1 for k in top_k]
+    columns = [(s.temperature, place, s.top_p, s.min_p) for s, place in zip(chosen, last, strict=True)]
+    values = np.array([(row.generator.random(), *others) for row, others in zip(rows, columns, strict=True)])
+    uniform, temperature, places, top_p, min_p = _upload(values.T, device).unsqueeze(-1)
+    return DrawSettings(
+        largest_k=max(top_k) if min(top_k) > 0 else 0,
+        uniform=uniform,
+        temperature=temperature.float(),
+        last=places.long(),
+        top_p=top_p if any(sampling.top_p < 1.0 for sampling in chosen) else None,
+        min_p=min_p.float() if any(sampling.min_p > 0.0 for sampling in chosen) else None,
+    )
+
+
+def _draw(way: Way, scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Tokens [g] of rows that draw in one way; scores [g, vocab]."""
+    settings = draw_settings(rows, scores.shape[1], scores.device)
+    return _climb(make_ladder(way, scores.float(), settings), settings.uniform)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,40 +232,39 @@ class Ladder:
     ids: Tensor | None  # [g, width] int64, whose chances they are; None: column i is token i
 
 
-def make_ladder(way: Way, scores: Tensor, settings: Tensor, chosen: Sequence[ResolvedSampling]) -> Ladder:
-    """scores [g, vocab] float32 and settings [6, g] of rows that draw alike."""
+def make_ladder(way: Way, scores: Tensor, settings: DrawSettings) -> Ladder:
+    """scores [g, vocab] float32."""
     vocab = scores.shape[1]
-    min_p = settings[_MIN_P, :, None].float() if any(sampling.min_p for sampling in chosen) else None
     if way is Way.UNSORTED:
-        weights = _weights(scores, scores.amax(dim=1, keepdim=True), settings)
-        if min_p is not None:
-            weights.masked_fill_(weights < min_p, 0.0)
+        weights = _weights(scores, scores.amax(dim=1, keepdim=True), settings.temperature)
+        if settings.min_p is not None:
+            weights.masked_fill_(weights < settings.min_p, 0.0)
         running = _units(weights, vocab).cumsum(dim=1)
         return Ladder(running, running[:, -1:], None)
     if way is Way.SELECTED:
-        ranked, ids = best_first(scores, min(max(sampling.top_k for sampling in chosen), vocab))
+        ranked, ids = best_first(scores, min(settings.largest_k, vocab))
     else:
         ranked, ids = scores.sort(dim=1, descending=True, stable=True)
-    weights = _weights(ranked, ranked[:, :1], settings)
+    weights = _weights(ranked, ranked[:, :1], settings.temperature)
     running = _units(weights, vocab).cumsum(dim=1)
-    top_k = settings[_TOP_K, :, None].long()
-    kept = torch.where(top_k > 0, top_k, vocab).clamp_(max=ranked.shape[1])  # [g, 1]
-    line = (settings[_TOP_P, :, None] * running.gather(1, kept - 1)).ceil().long()
-    kept = torch.minimum(kept, torch.searchsorted(running, line) + 1)
-    if min_p is not None:
-        likely = (weights >= min_p).sum(dim=1, keepdim=True)  # the best weighs 1: none only if it is NaN
-        kept = torch.minimum(kept, likely).clamp_(min=1)
-    return Ladder(running, running.gather(1, kept - 1), ids)
+    last = settings.last
+    if settings.top_p is not None:
+        line = (settings.top_p * running.gather(1, last)).ceil().long()
+        last = torch.minimum(last, torch.searchsorted(running, line))
+    if settings.min_p is not None:
+        likely = (weights >= settings.min_p).sum(dim=1, keepdim=True)  # the best weighs 1: none only if it is NaN
+        last = torch.minimum(last, likely - 1).clamp_(min=0)
+    return Ladder(running, running.gather(1, last), ids)
 
 
 def _climb(ladder: Ladder, uniform: Tensor) -> Tensor:
-    """The tokens [g] where the running sum first exceeds uniform [g] * total.
+    """The tokens [g] where the running sum first exceeds uniform [g, 1] * total.
 
     A uniform number is at most 1 - 2^-53 and a total a whole number below 2^53: their rounded product is below the total, so
     that no token outside is reached; nor is a token without chances, because the sum does not grow there. The clamp is for NaN
     alone, which must not become an index out of range.
     """
-    target = (uniform[:, None] * ladder.total).long()
+    target = (uniform * ladder.total).long()
     place = torch.searchsorted(ladder.running, target, right=True).clamp_(max=ladder.running.shape[1] - 1)
     return (place if ladder.ids is None else ladder.ids.gather(1, place)).squeeze(1)
 
@@ -246,10 +283,9 @@ def best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, ids), ids
 
 
-def _weights(scores: Tensor, best: Tensor, settings: Tensor) -> Tensor:
-    """Chances relative to the best token's, after temperature; scores [g, width], best [g, 1]."""
-    temperature = settings[_TEMPERATURE, :, None].float()
-    return (scores / temperature).sub_(best / temperature).exp_()
+def _weights(scores: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """Chances relative to the best token's; scores [g, width], the others [g, 1]."""
+    return (scores - best).div_(temperature).exp_()
 
 
 def _units(weights: Tensor, vocab: int) -> Tensor:

@@ -163,6 +163,19 @@ def test_banned_tokens_never_come(device: str) -> None:
     assert survivors(LOGITS.to(device), {"top_k": 2}, banned=[0]) == {1, 2}
 
 
+def test_an_answer_that_grows_and_shrinks() -> None:
+    """Red if a row that lives for many steps misses new tokens, keeps old ones, or counts some twice."""
+    output: list[int] = []
+    row = make_row({"temperature": 0.0, "frequency_penalty": 0.4, "repetition_penalty": 1.1}, prompt=[4, 4, 1])
+    row.output_ids = output
+    for change in ([0], [0, 2], [], [0] * 5, None, [3], None, [0, 1, 2, 3]):
+        output[:] = output[:1] if change is None else output + change
+        assert row.seen_ids().tolist() == [1, 4, *output]
+        assert row.answer_ids().tolist() == output
+        fresh = make_row({"temperature": 0.0, "frequency_penalty": 0.4, "repetition_penalty": 1.1}, [4, 1], output)
+        assert sample(LOGITS[None], [row]).token_ids == sample(LOGITS[None], [fresh]).token_ids
+
+
 def test_the_logits_stay_as_they_are() -> None:
     """Red if a penalty or a filter writes into the model's output."""
     logits = LOGITS.repeat(2, 1)
