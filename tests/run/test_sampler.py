@@ -84,6 +84,7 @@ def test_equal_scores_go_by_id(device: str) -> None:
     assert survivors(scores, {"top_k": 4}) == {1, 2, 3, 4}
     assert survivors(scores, {"top_p": 0.4}) == {1, 3}
     assert survivors(scores, {"min_p": 1.0}) == {1, 3, 4}
+    assert survivors(torch.zeros(4, device=device), {"top_p": 0.5}) == {0, 1}  # exactly on the line: nothing crosses it
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -169,7 +170,7 @@ def test_an_answer_that_grows_and_shrinks() -> None:
     row = make_row({"temperature": 0.0, "frequency_penalty": 0.4, "repetition_penalty": 1.1}, prompt=[4, 4, 1])
     row.output_ids = output
     for change in ([0], [0, 2], [], [0] * 5, None, [3], None, [0, 1, 2, 3]):
-        output[:] = output[:1] if change is None else output + change
+        output[:] = [2] if change is None else output + change
         assert row.seen_ids().tolist() == [1, 4, *output]
         assert row.answer_ids().tolist() == output
         fresh = make_row({"temperature": 0.0, "frequency_penalty": 0.4, "repetition_penalty": 1.1}, [4, 1], output)

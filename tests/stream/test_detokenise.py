@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import PromptError
@@ -18,6 +18,7 @@ TEXT = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("aab 🦙👩\u200d👧e\u0301日本語\u0e33한\ufffd\n"), max_size=30
 )
 STOPS = st.lists(st.text("ab 日🦙é\ufffd", min_size=1, max_size=4), max_size=3).map(tuple)
+BROKEN = [b"\xf0", b"\xf0\x9f", b"\xf0\x9f\xa6", b"\x99", b"\xe4\xbd", b"\xff", b"\xc3"]  # one broken character each
 CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
 
@@ -81,6 +82,7 @@ def test_text_byte_by_byte(text: str, stops: tuple[str, ...], sizes: list[int]) 
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.integers(128, 255) | st.sampled_from([97, 0xF0, 0xE4, END, THINK, UNKNOWN]), max_size=60), STOPS, CUTS)
+@example(ids=[0xFF] * 30 + [END] * 20 + [0xFF] * 50, stops=(), sizes=[50])  # a window that ends in silent tokens
 @pytest.mark.parametrize("skip_special", [True, False])
 def test_broken_bytes(skip_special: bool, ids: list[int], stops: tuple[str, ...], sizes: list[int]) -> None:
     """Red if broken bytes are lost, doubled or differ from decoding them together, with silent tokens between them."""
@@ -88,10 +90,12 @@ def test_broken_bytes(skip_special: bool, ids: list[int], stops: tuple[str, ...]
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.sampled_from([0xF0, 0x9F, 0xA6, 0x99, 0xE4, 0xBD, 0xFF, 0xC3]), min_size=80, max_size=200), CUTS)
-def test_long_runs_of_broken_bytes(ids: list[int], sizes: list[int]) -> None:
+@given(st.lists(st.sampled_from(BROKEN), min_size=40, max_size=80), CUTS)
+@example([b"\xe4\xbd"] * 60, [1])
+@example([b"\xf0\x9f\xa6"] * 40 + [b"\x99"], [1])
+def test_long_runs_of_broken_bytes(pieces: list[bytes], sizes: list[int]) -> None:
     """Red if the window is cut inside a character, or between bytes that decode to one broken character."""
-    check(bytes_only(), chunks(ids, sizes))
+    check(bytes_only(), chunks(list(b"".join(pieces)), sizes))
 
 
 @settings(deadline=None, max_examples=100)
@@ -194,6 +198,7 @@ def test_min_tokens_disarms_stop_strings() -> None:
     assert deltas(ids, "ba", min_tokens=3) == (["a", "", "", "", ""], True)
     assert deltas(ids, "ab", min_tokens=5) == (["", "ab", "", "ab", ""], False)
     assert deltas(ids, "abab", "b", "a", min_tokens=3) == (["", "", "ab", "", ""], True)  # the disarmed b is not found again
+    assert deltas(b"ababa", "aba", min_tokens=4) == (["", "", "ab", "", "", ""], True)  # it may overlap a disarmed one
     stream = IncrementalText(bytes_only(), ("ab",), min_tokens=3)
     assert stream.push(ids) == "ab"  # a chunk across the limit
     assert stream.stopped
