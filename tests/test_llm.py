@@ -203,3 +203,12 @@ def test_a_closed_model_says_so(tiny_checkpoints: dict[str, Path]) -> None:
     llm.close()
     with pytest.raises(ConfigError, match="closed"):
         llm.chat([{"role": "user", "content": "Hello?"}], GREEDY)
+
+
+def test_a_bug_in_a_step_reaches_those_who_wait(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when an exception ends the engine's thread silently: the caller would wait for ever."""
+    with LLM(tiny_checkpoints["qwen3-vl"], device="cpu") as llm:
+        monkeypatch.setattr(llm.engine, "step", lambda: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                llm.chat([{"role": "user", "content": "Hello?"}], GREEDY)

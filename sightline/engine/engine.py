@@ -120,7 +120,8 @@ class Engine:
                 sampling=sampling,
                 prompt_ids=request.token_ids,
                 output_ids=sequence.output,
-                generator=make_generator(sampling.seed, self.default_seed, index),
+                # without a seed of its own a request has its own luck, and a whole run is still repeatable
+                generator=make_generator(sampling.seed, self.default_seed + request_id, index),
                 banned_ids=(),
             )
             text = IncrementalText(self.tokenizer, stop, min_tokens=sampling.min_tokens)
@@ -248,10 +249,6 @@ class Engine:
         for answer in answers:
             self._forget(answer)
         return bool(answers)
-
-    def knows(self, request_id: int) -> bool:
-        """Whether some answer of the request is still to come."""
-        return request_id in self._requests
 
     def flush(self) -> None:
         """Forgets all cached prefixes and rows that no running request uses."""

@@ -19,7 +19,9 @@ class EngineThread:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[int, Listener] = {}
+        self._answers_left: dict[int, int] = {}
         self._closed = False
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -29,13 +31,14 @@ class EngineThread:
         def add() -> int:
             request_id = self._engine.add(**arguments)
             self._listeners[request_id] = listener
+            self._answers_left[request_id] = arguments["sampling"].n
             return request_id
 
         return self.call(add)
 
     def abort(self, request_id: int) -> None:
         def end() -> None:
-            self._listeners.pop(request_id, None)
+            self._forget(request_id)
             self._engine.abort(request_id)
 
         self.call(end)
@@ -48,6 +51,8 @@ class EngineThread:
 
         def run() -> None:
             try:
+                if self._failure is not None:
+                    raise RuntimeError(f"The engine failed and answers no more: {self._failure!r}") from self._failure
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
@@ -71,19 +76,36 @@ class EngineThread:
             if command is not _IDLE:
                 command()
                 continue  # all commands before the next step
-            for update in self._engine.step():
+            try:
+                updates = self._engine.step()
+            except BaseException as error:  # a mistake of ours: nobody may wait for ever, nothing goes on as if all was well
+                self._fail(error)
+                continue
+            for update in updates:
                 self._tell(update)
 
     def _next_command(self) -> Any:
         """A waiting command, or _IDLE when there is none and the engine has work; waits when there is neither."""
         try:
-            return self._commands.get(block=not self._engine.has_work)
+            return self._commands.get(block=self._failure is not None or not self._engine.has_work)
         except queue.Empty:
             return _IDLE
 
     def _tell(self, update: Update) -> None:
         listener = self._listeners.get(update.request_id)
-        if listener is not None:
-            listener(update)
-        if update.last and not self._engine.knows(update.request_id):
-            self._listeners.pop(update.request_id, None)
+        if listener is None:
+            return
+        listener(update)
+        self._answers_left[update.request_id] -= update.last
+        if not self._answers_left[update.request_id]:
+            self._forget(update.request_id)
+
+    def _forget(self, request_id: int) -> None:
+        self._listeners.pop(request_id, None)
+        self._answers_left.pop(request_id, None)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        for request_id, listener in list(self._listeners.items()):
+            listener(Update(request_id, 0, error=RuntimeError(f"The engine failed: {error!r}")))
+            self._forget(request_id)

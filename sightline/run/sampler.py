@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.run.sampling_params import ResolvedSampling, make_generator
+from sightline.vision.transfer import send
 
 __all__ = ["ResolvedSampling", "Sampled", "SamplingRow", "make_generator", "sample"]
 
@@ -97,7 +98,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     else:
         tokens = scores.argmax(dim=-1)  # of those that draw, replaced
         for way, places in parts:
-            at = _upload(np.array(places), logits.device)
+            at = send(np.array(places), logits.device)
             tokens.index_copy_(0, at, _draw(way, scores.index_select(0, at), [rows[place] for place in places]))
     return _with_logprobs(tokens, logits, rows)
 
@@ -122,25 +123,25 @@ def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         _penalise_counts(scores, rows, counted)
     if banned:
         cells = _cells([rows[i].banned_ids for i in banned], banned, scores.shape[1])
-        scores.view(-1).index_fill_(0, _upload(cells, scores.device), -torch.inf)
+        scores.view(-1).index_fill_(0, send(cells, scores.device), -torch.inf)
     return scores
 
 
 def _add_bias(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
     ids = [[token for token, _ in rows[i].sampling.logit_bias] for i in places]
-    cells = _upload(_cells(ids, places, scores.shape[1]), scores.device)
+    cells = send(_cells(ids, places, scores.shape[1]), scores.device)
     values = np.array([bias for i in places for _, bias in rows[i].sampling.logit_bias], np.float32)
-    scores.view(-1).index_add_(0, cells, _upload(values, scores.device))
+    scores.view(-1).index_add_(0, cells, send(values, scores.device))
 
 
 def _penalise_repetition(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
     """Whatever was seen, however often: positive scores are divided, negative ones multiplied."""
     vocab, device = scores.shape[1], scores.device
-    cells = _upload(_cells([rows[i].seen_ids() for i in places], range(len(places)), vocab), device)
+    cells = send(_cells([rows[i].seen_ids() for i in places], range(len(places)), vocab), device)
     seen = torch.zeros(len(places), vocab, dtype=torch.bool, device=device)
     seen.view(-1).index_fill_(0, cells, True)
-    penalty = _upload(np.array([[rows[i].sampling.repetition_penalty] for i in places], np.float32), device)
-    at = _upload(np.array(places), device)
+    penalty = send(np.array([[rows[i].sampling.repetition_penalty] for i in places], np.float32), device)
+    at = send(np.array(places), device)
     old = _rows(scores, at)
     scores.index_copy_(0, at, torch.where(seen, torch.where(old < 0, old * penalty, old / penalty), old))
 
@@ -148,12 +149,12 @@ def _penalise_repetition(scores: Tensor, rows: Sequence[SamplingRow], places: li
 def _penalise_counts(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
     """Of the answer alone: frequency_penalty for each occurrence, presence_penalty once."""
     vocab, device = scores.shape[1], scores.device
-    cells = _upload(_cells([rows[i].answer_ids() for i in places], range(len(places)), vocab), device)
+    cells = send(_cells([rows[i].answer_ids() for i in places], range(len(places)), vocab), device)
     counts = torch.zeros(len(places), vocab, dtype=torch.float32, device=device)
     counts.view(-1).scatter_add_(0, cells, torch.ones(cells.shape, dtype=torch.float32, device=device))
     pairs = [(rows[i].sampling.frequency_penalty, rows[i].sampling.presence_penalty) for i in places]
-    frequency, presence = _upload(np.array(pairs, np.float32).T, device).unsqueeze(-1)  # each [rows, 1]
-    at = _upload(np.array(places), device)
+    frequency, presence = send(np.array(pairs, np.float32).T, device).unsqueeze(-1)  # each [rows, 1]
+    at = send(np.array(places), device)
     scores.index_copy_(0, at, _rows(scores, at) - counts * frequency - (counts > 0) * presence)
 
 
@@ -206,7 +207,7 @@ def draw_settings(rows: Sequence[SamplingRow], vocab: int, device: torch.device)
     last = [min(k or vocab, vocab) - 1 for k in top_k]
     columns = [(s.temperature, place, s.top_p, s.min_p) for s, place in zip(chosen, last, strict=True)]
     values = np.array([(row.generator.random(), *others) for row, others in zip(rows, columns, strict=True)])
-    uniform, temperature, places, top_p, min_p = _upload(values.T, device).unsqueeze(-1)
+    uniform, temperature, places, top_p, min_p = send(values.T, device).unsqueeze(-1)
     return DrawSettings(
         largest_k=max(top_k) if min(top_k) > 0 else 0,
         uniform=uniform,
@@ -300,7 +301,7 @@ def _with_logprobs(tokens: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) 
     asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
     if not asking:
         return Sampled(tokens, None, None, None)
-    at = _upload(np.array(asking), logits.device)
+    at = send(np.array(asking), logits.device)
     raw = _rows(logits, at).float()
     normaliser = raw.logsumexp(dim=1, keepdim=True)
     chosen = raw.gather(1, _rows(tokens, at)[:, None]) - normaliser
@@ -320,9 +321,3 @@ def _with_logprobs(tokens: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) 
 def _rows(matrix: Tensor, at: Tensor) -> Tensor:
     """matrix[at] for ascending places `at`, without a copy when they are all."""
     return matrix if at.shape[0] == matrix.shape[0] else matrix.index_select(0, at)
-
-
-def _upload(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Onto the device without waiting for it: from pinned memory, which torch keeps until the copy is done."""
-    host = torch.from_numpy(np.ascontiguousarray(values))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

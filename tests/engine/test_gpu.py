@@ -1,0 +1,92 @@
+"""The engine on a GPU: the same answers, and no wait for the device but the reading of sampled tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.harness import SMALL_IMAGES, Driver, small_picture
+from parity.subject import FAMILIES, Subject
+from plain_loop import SingleSequence, encode_items
+from sightline.config import Config, EngineConfig, ModelConfig
+from sightline.engine.engine import Engine
+from sightline.llm import LLM
+from sightline.schedule.plan import plan_step
+from sightline.types import Request
+
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("family", FAMILIES)]
+
+
+@pytest.fixture
+def llm(tiny_checkpoints: dict[str, Path], family: str) -> Iterator[LLM]:
+    engine = EngineConfig(kv_cache_gb=0.1, embedding_cache_gb=0.05)
+    with LLM(
+        tiny_checkpoints[family], Config(ModelConfig(device="cuda", dtype="float32", max_model_len=2048), SMALL_IMAGES, engine)
+    ) as made:
+        yield made
+
+
+def requests(llm: LLM) -> list[Request]:
+    contents = [
+        [small_picture(1), "What is this?"],
+        ["One ", small_picture(2, 60, 130), " two ", small_picture(1), " three"],
+        ["No picture, and somewhat longer than the others are, so that it takes a few more chunks."],
+    ]
+    return [
+        Subject.request_of(
+            llm,
+            [{"role": "user", "content": [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in content
+            ]}],
+        )
+        for content in contents
+    ]  # fmt: skip
+
+
+def plain(llm: LLM, request: Request, count: int) -> list[int]:
+    sequence = SingleSequence(llm.model, request, len(request) + count, page_size=16)
+    logits = sequence.prefill(encode_items(llm.model, request, llm.processor))
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens.append(int(logits[0].argmax()))
+        logits = sequence.decode(tokens[-1])
+    return tokens
+
+
+def made_driver(llm: LLM, **settings: int) -> Driver:
+    config = EngineConfig(kv_cache_gb=0.1, embedding_cache_gb=0.05, **settings)
+    return Driver(Engine(llm.model, llm.processor, llm.tokenizer, config, llm.max_model_len))
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+@pytest.mark.parametrize("tokens_per_step", [13, 4096])
+def test_answers_are_the_plain_loops(llm: LLM, family: str, page_size: int, tokens_per_step: int) -> None:
+    run = made_driver(llm, page_size=page_size, max_num_batched_tokens=tokens_per_step)
+    asked = requests(llm) * 2
+    numbers = [run.add(request, tokens=16) for request in asked]
+    run.run()
+    assert [run.tokens(number) for number in numbers] == [plain(llm, request, 16) for request in asked]
+
+
+def test_a_step_does_not_wait_for_the_device(llm: LLM, family: str) -> None:
+    """Red when a copy from pageable memory, an item() or a boolean mask comes into the way of a step."""
+    run = made_driver(llm, lookahead_patches=0)
+    run.add(requests(llm)[1], tokens=4)
+    run.run()  # tables that are made once
+    other = Subject.request_of(llm, [{"role": "user", "content": [
+        {"type": "image", "image": small_picture(7, 60, 130)}, {"type": "image", "image": small_picture(8)},
+    ]}])  # fmt: skip
+    run.add(other, tokens=4)
+    engine = run.engine
+    step = plan_step(engine.schedule)
+    rows = [engine._answers[chunk.sequence.id].row for chunk in step.chunks if chunk.samples]
+    assert step.encodes and rows
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        failures = engine.runner.encode(step.encodes).failures
+        sampled = engine.runner.compute(step.chunks, rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not failures and sampled is not None and sampled.token_ids.shape == (1,)
