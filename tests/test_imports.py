@@ -31,7 +31,8 @@ ALLOWED = {
     "run": {"vision", "models", "ops", "schedule", "cache"},
     "engine": {"run", "vision", "models", "prompt", "schedule", "cache", "stream"},
     "llm": {"engine", "run", "models", "prompt", "media"},
-    "cli": {"llm", "models", "prompt", "media"},
+    "bench": {"llm", "engine", "run", "vision", "models", "schedule", "cache", "prompt", "media"},
+    "cli": {"bench", "llm", "models", "prompt", "media"},
 }
 WITHOUT_TORCH = ("errors", "spec", "types", "config", "json_files", "timing", "media", "prompt", "stream", "cache", "schedule")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,28 +21,27 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("family", FAMILIES)]
 
 @pytest.fixture
 def llm(tiny_checkpoints: dict[str, Path], family: str) -> Iterator[LLM]:
-    engine = EngineConfig(kv_cache_gb=0.1, embedding_cache_gb=0.05)
-    with LLM(
-        tiny_checkpoints[family], Config(ModelConfig(device="cuda", dtype="float32", max_model_len=2048), SMALL_IMAGES, engine)
-    ) as made:
+    config = Config(
+        ModelConfig(device="cuda", dtype="float32", max_model_len=2048),
+        SMALL_IMAGES,
+        EngineConfig(kv_cache_gb=0.1, embedding_cache_gb=0.05),
+    )
+    with LLM(tiny_checkpoints[family], config) as made:
         yield made
 
 
+def user_turn(*parts: Any) -> list[dict[str, Any]]:
+    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    return [{"role": "user", "content": content}]
+
+
 def requests(llm: LLM) -> list[Request]:
-    contents = [
-        [small_picture(1), "What is this?"],
-        ["One ", small_picture(2, 60, 130), " two ", small_picture(1), " three"],
-        ["No picture, and somewhat longer than the others are, so that it takes a few more chunks."],
+    turns = [
+        user_turn(small_picture(1), "What is this?"),
+        user_turn("One ", small_picture(2, 60, 130), " two ", small_picture(1), " three"),
+        user_turn("No picture, and somewhat longer than the others are, so that it takes a few more chunks."),
     ]
-    return [
-        Subject.request_of(
-            llm,
-            [{"role": "user", "content": [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in content
-            ]}],
-        )
-        for content in contents
-    ]  # fmt: skip
+    return [Subject.request_of(llm, turn) for turn in turns]
 
 
 def plain(llm: LLM, request: Request, count: int) -> list[int]:
@@ -74,9 +74,7 @@ def test_a_step_does_not_wait_for_the_device(llm: LLM, family: str) -> None:
     run = made_driver(llm, lookahead_patches=0)
     run.add(requests(llm)[1], tokens=4)
     run.run()  # tables that are made once
-    other = Subject.request_of(llm, [{"role": "user", "content": [
-        {"type": "image", "image": small_picture(7, 60, 130)}, {"type": "image", "image": small_picture(8)},
-    ]}])  # fmt: skip
+    other = Subject.request_of(llm, user_turn(small_picture(7, 60, 130), small_picture(8)))
     run.add(other, tokens=4)
     engine = run.engine
     step = plan_step(engine.schedule)

@@ -1,0 +1,87 @@
+"""What the page size costs: time of a prefill step and of a decode step for each size, on the model and device given.
+
+Small pages share more of a prefix and waste less at its end; large ones mean fewer gathers. The default is chosen from this.
+"""
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from sightline.config import EngineConfig
+from sightline.engine.engine import Engine
+from sightline.llm import LLM
+from sightline.run.sampling_params import resolve_sampling
+from sightline.types import Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class PageSizeResult:
+    page_size: int
+    prefill_tokens: int
+    prefill_ms: float  # one step over a fresh prompt, median
+    decode_sequences: int
+    decode_context: int
+    decode_ms: float  # one step of all sequences, median
+
+
+def measure_page_sizes(
+    llm: LLM, sizes: list[int], prefill: int = 2048, sequences: int = 32, context: int = 1024, repeats: int = 20
+) -> list[PageSizeResult]:
+    return [_measure(llm, size, prefill, sequences, context, repeats) for size in sizes]
+
+
+def _measure(llm: LLM, size: int, prefill: int, sequences: int, context: int, repeats: int) -> PageSizeResult:
+    tokens = prefill + sequences * (context + repeats + 16) + 2 * size * sequences
+    text = llm.spec.text
+    token_bytes = 2 * text.num_layers * text.num_kv_heads * text.head_dim * llm.dtype.itemsize
+    config = EngineConfig(
+        page_size=size,
+        kv_cache_gb=tokens * token_bytes / 1024**3,
+        embedding_cache_gb=0.1,
+        max_num_batched_tokens=max(prefill, context),
+        enable_prefix_caching=False,
+    )
+    engine = Engine(llm.model, llm.processor, llm.tokenizer, config, max(prefill, context) + repeats + 16)
+    random = np.random.default_rng(0)
+    prefills = []
+    for _ in range(5):
+        number = _add(engine, random, prefill, text.vocab_size, 1)
+        prefills.append(_timed_step(engine, llm.device))
+        engine.abort(number)
+    for _ in range(sequences):
+        _add(engine, random, context, text.vocab_size, repeats + 8)
+    while any(sequence.remaining > 1 for sequence in engine.schedule.running) or engine.schedule.waiting:
+        engine.step()
+    decodes = [_timed_step(engine, llm.device) for _ in range(repeats)]
+    engine.close()
+    return PageSizeResult(size, prefill, statistics.median(prefills[1:]), sequences, context, statistics.median(decodes[3:]))
+
+
+def _add(engine: Engine, random: np.random.Generator, length: int, vocab: int, answer: int) -> int:
+    ids = random.integers(0, vocab, length, dtype=np.int32)
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (3, length)).copy()
+    request = Request(ids, positions, 0, (), ())
+    sampling = resolve_sampling(SamplingParams(max_tokens=answer, temperature=0), {})
+    return engine.add(request, sampling, end_tokens=frozenset())
+
+
+def _timed_step(engine: Engine, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    engine.step()  # ends by reading the sampled tokens
+    return 1000 * (time.perf_counter() - start)
+
+
+def as_json(results: list[PageSizeResult], llm: LLM, command: str) -> dict[str, object]:
+    name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "CPU"
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "model": f"{llm.spec.family}, {llm.spec.text.num_layers} layers of {llm.spec.text.hidden_size}, {llm.dtype}",
+        "command": command,
+        "results": [asdict(result) for result in results],
+    }
