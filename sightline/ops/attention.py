@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.ops.dispatch import EXACT, ExampleMaker, Tolerance, op
 
+# Not cuDNN: it makes a plan for each new length, some 100 ms, and a sequence that decodes has a new length every step.
+_PAGED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TOLERANCES = {torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(1.6e-2, 1.6e-2)}
 
 
@@ -138,7 +141,8 @@ def paged_attention(
         if queries > 1:
             mask = torch.ones(queries, context, dtype=torch.bool, device=q.device).tril(context - queries)
         part = q[start : start + queries].transpose(0, 1)[None]
-        result = F.scaled_dot_product_attention(part, keys, values, attn_mask=mask, enable_gqa=True)
+        with sdpa_kernel(_PAGED_BACKENDS):
+            result = F.scaled_dot_product_attention(part, keys, values, attn_mask=mask, enable_gqa=True)
         out[start : start + queries] = result[0].transpose(0, 1)
         start += queries
     return out

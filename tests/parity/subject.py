@@ -21,7 +21,9 @@ TOLERANCE = 1e-4
 
 class Subject:
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
-        self.llm = LLM(folder, device=device, dtype=str(dtype).removeprefix("torch."))
+        dtype_name = str(dtype).removeprefix("torch.")
+        # Small caches: many of these live side by side, and a GPU's default is most of its memory.
+        self.llm = LLM(folder, device=device, dtype=dtype_name, kv_cache_gb=0.1, embedding_cache_gb=0.02)
 
     def request(self, messages: list[dict[str, Any]]) -> Request:
         return self.request_of(self.llm, messages)
