@@ -5,6 +5,7 @@ import base64
 import http.server
 import io
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,16 @@ def test_a_bug_in_a_step_reaches_those_who_wait(tiny_checkpoints: dict[str, Path
         for _ in range(2):
             with pytest.raises(RuntimeError, match="ZeroDivisionError"):
                 llm.chat([{"role": "user", "content": "Hello?"}], GREEDY)
+
+
+def test_books_are_checked_when_idle(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault in the books is found in the next idle moment, and said. Red when nobody looks."""
+    monkeypatch.setattr("sightline.engine.thread.CHECK_EVERY_S", 0.0)
+    with LLM(tiny_checkpoints["qwen3-vl"], device="cpu") as llm:
+        hello = [{"role": "user", "content": "Hello?"}]
+        llm.chat(hello, GREEDY)
+        llm.engine.schedule.pages.allocate(1)  # a page that nobody holds
+        llm.chat(hello, GREEDY)
+        time.sleep(0.2)
+        with pytest.raises(RuntimeError, match="The engine failed"):
+            llm.chat(hello, GREEDY)

@@ -16,6 +16,7 @@ from sightline.engine.memory import BLOCK_ROWS, plan_memory
 from sightline.errors import UserError
 from sightline.models.model import VisionLanguageModel
 from sightline.prompt.tokenizer import Tokenizer
+from sightline.run.device_timer import DeviceTimer
 from sightline.run.kv_cache import allocate_pages
 from sightline.run.runner import Encoded, Runner
 from sightline.run.sampler import Sampled, SamplingRow, make_generator
@@ -83,6 +84,7 @@ class Engine:
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
         self._numbers = itertools.count()
+        self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # not read yet
 
     @property
     def has_work(self) -> bool:
@@ -171,12 +173,7 @@ class Engine:
             result = self.runner.encode(step.encodes)
         except Exception as error:  # not one item's fault, say out of memory: all who wait for these items fail
             result = Encoded({encode.entry.key: error for encode in step.encodes})
-        keys = {encode.entry.key for encode in step.encodes}
-        for chunk in step.chunks:
-            if any(entry.key in keys for entry in chunk.sequence.pinned.values()):
-                clock = self._answers[chunk.sequence.id].clock
-                for stage, seconds in result.clock.seconds.items():
-                    clock.add(stage, seconds)
+        self._note_encode(step, result)
         if not result.failures:
             return [], step
         updates: list[Update] = []
@@ -190,19 +187,37 @@ class Engine:
         encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)
         return updates, replace(step, chunks=chunks, encodes=encodes)
 
+    def _note_encode(self, step: Step, result: Encoded) -> None:
+        """Tells the clocks of all who needed these items. The tower's time is known only after the device is done."""
+        keys = {encode.entry.key for encode in step.encodes}
+        users = [c.sequence for c in step.chunks if any(entry.key in keys for entry in c.sequence.pinned.values())]
+        clocks = [self._answers[sequence.id].clock for sequence in users]
+        for clock in clocks:
+            for stage, seconds in result.clock.seconds.items():
+                clock.add(stage, seconds)
+        if result.tower is not None:
+            self._times.append((result.tower, clocks, "encode"))
+
+    def _read_times(self) -> None:
+        """After the device was waited for: what was timed on it since is done."""
+        for timer, clocks, stage in self._times:
+            for clock in clocks:
+                clock.add(stage, timer.seconds)
+        self._times.clear()
+
     def _compute(self, step: Step) -> tuple[dict[int, int], dict[int, TokenLogprob]]:
         """Tokens, and log-probabilities where asked for, by sequence id."""
         sampling = [self._answers[chunk.sequence.id] for chunk in step.chunks if chunk.samples]
         for answer in sampling:
             early = len(answer.sequence.output) < answer.row.sampling.min_tokens
             answer.row.banned_ids = tuple(answer.end_tokens) if early else ()
-        start = time.perf_counter()
-        sampled = self.runner.compute(step.chunks, [answer.row for answer in sampling])
+        with DeviceTimer(self.runner.device) as timer:
+            sampled = self.runner.compute(step.chunks, [answer.row for answer in sampling])
         ids = sampled.token_ids.tolist() if sampled is not None else []  # the one wait for the device in a step
-        seconds = time.perf_counter() - start
-        for chunk in step.chunks:
-            if not chunk.sequence.output:
-                self._answers[chunk.sequence.id].clock.add("prefill", seconds)
+        filling = [self._answers[chunk.sequence.id] for chunk in step.chunks if not chunk.sequence.output]
+        self._times += [(timer, [answer.clock for answer in filling], "prefill")] if filling else []
+        if sampled is not None:
+            self._read_times()
         tokens = {answer.sequence.id: token for answer, token in zip(sampling, ids, strict=True)}
         return tokens, _read_logprobs(sampling, ids, sampled)
 

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from sightline.errors import ConfigError
 T = TypeVar("T")
 Listener = Callable[[Update], None]  # called in the engine's thread; must not block
 _IDLE = object()
+CHECK_EVERY_S = 60.0
 
 
 class EngineThread:
@@ -20,6 +22,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[int, Listener] = {}
         self._answers_left: dict[int, int] = {}
+        self._checked = time.monotonic()
         self._closed = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -86,10 +89,22 @@ class EngineThread:
 
     def _next_command(self) -> Any:
         """A waiting command, or _IDLE when there is none and the engine has work; waits when there is neither."""
+        if self._failure is None and not self._engine.has_work and self._commands.empty():
+            self._check_when_idle()
         try:
             return self._commands.get(block=self._failure is not None or not self._engine.has_work)
         except queue.Empty:
             return _IDLE
+
+    def _check_when_idle(self) -> None:
+        """An idle moment is used to see whether the books are right, now and then: it walks over all pages and rows."""
+        now = time.monotonic()
+        if now - self._checked >= CHECK_EVERY_S:
+            self._checked = now
+            try:
+                self._engine.check_integrity()
+            except AssertionError as error:
+                self._fail(error)
 
     def _tell(self, update: Update) -> None:
         listener = self._listeners.get(update.request_id)

@@ -12,6 +12,7 @@ from sightline.errors import MediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
 from sightline.run.batch import make_forward_batch
+from sightline.run.device_timer import DeviceTimer
 from sightline.run.sampler import Sampled, SamplingRow, sample
 from sightline.schedule.state import Chunk, Encode
 from sightline.spec import ProcessorSpec
@@ -39,7 +40,8 @@ class RunnerCounts:
 @dataclass
 class Encoded:
     failures: dict[bytes, Exception] = field(default_factory=dict)  # by key of the embedding entry
-    clock: StageClock = field(default_factory=StageClock)
+    clock: StageClock = field(default_factory=StageClock)  # decode and preprocess
+    tower: DeviceTimer | None = None  # the tower's run; None if it did not run
 
 
 class Runner:
@@ -80,7 +82,8 @@ class Runner:
             else:
                 good.append((encode, made))
         if good:
-            with result.clock.stage("encode"):
+            result.tower = DeviceTimer(self.device)
+            with result.tower:
                 rows = self.encode_patches([encode.item for encode, _ in good], [made for _, made in good])
                 slots = [self.embeddings.row_slots(encode.entry, 0, encode.entry.rows) for encode, _ in good]
                 self.arena.store(np.concatenate(slots), rows)

@@ -1,0 +1,33 @@
+"""How long the device worked on something, without waiting for it."""
+
+import time
+from types import TracebackType
+
+import torch
+
+
+class DeviceTimer:
+    """Times a `with` block. On a GPU by events in its queue: `seconds` is read after something else waited for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._host = 0.0
+        if self._cuda:
+            self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def __enter__(self) -> "DeviceTimer":
+        if self._cuda:
+            self._start.record()
+        else:
+            self._host = -time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._cuda:
+            self._end.record()
+        else:
+            self._host += time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self._start.elapsed_time(self._end) / 1000 if self._cuda else self._host
