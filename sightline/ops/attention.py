@@ -131,18 +131,32 @@ def paged_attention(
     the sequence, these queries included. Query i of n sees the first context - n + i + 1 tokens. Heads are grouped: query
     head h reads key/value head h * kv_heads // heads. The host copies spare the definition a wait for the device.
     """
-    page_size = k_cache.shape[1]
+    page_size, kv_heads = k_cache.shape[1:3]
     out = torch.empty_like(q)
     start = 0
-    for row, (queries, context) in enumerate(zip(query_lengths_host, context_lengths_host, strict=True)):
-        pages = page_table[row, : -(-context // page_size)].long()
-        keys, values = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
-        mask = None
-        if queries > 1:
-            mask = torch.ones(queries, context, dtype=torch.bool, device=q.device).tril(context - queries)
-        part = q[start : start + queries].transpose(0, 1)[None]
-        with sdpa_kernel(_PAGED_BACKENDS):
-            result = F.scaled_dot_product_attention(part, keys, values, attn_mask=mask, enable_gqa=True)
-        out[start : start + queries] = result[0].transpose(0, 1)
-        start += queries
+    with sdpa_kernel(_PAGED_BACKENDS):
+        for row, (queries, context) in enumerate(zip(query_lengths_host, context_lengths_host, strict=True)):
+            pages = page_table[row, : -(-context // page_size)].long()
+            keys, values = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
+            part = q[start : start + queries]
+            if queries == 1:
+                # The query heads that share a key/value head are like so many queries of it, and all see every key.
+                grouped = part.view(1, kv_heads, -1, q.shape[2])
+                out[start] = F.scaled_dot_product_attention(grouped, keys, values).view(q.shape[1:])
+            else:
+                out[start : start + queries] = _causal_attention(part, keys, values)
+            start += queries
     return out
+
+
+def _causal_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A sequence's newest tokens over all of it. q [queries, heads, head_dim], keys and values [1, kv_heads, context, …]."""
+    queries, context = q.shape[0], keys.shape[2]
+    groups = q.shape[1] // keys.shape[1]
+    if groups > 1:  # the fast backends take a mask only with equal heads
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    mask = None
+    if queries < context:
+        mask = torch.ones(queries, context, dtype=torch.bool, device=q.device).tril(context - queries)
+    attended = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, mask, is_causal=mask is None)
+    return attended[0].transpose(0, 1)
