@@ -48,10 +48,12 @@ def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
     """Plans the sequence's next chunk if there is room for one. True if it did."""
     start = sequence.computed
     count = min(sequence.remaining, plan.tokens_left)
-    count = _with_rows(schedule, plan, sequence, start, count)
-    count = _with_pages(schedule, plan, sequence, start, count)
-    if count <= 0:
+    # Pages are counted before rows are reserved: rows reserved for a chunk that then has no page would block who could move.
+    count = _within_pages(schedule, plan, sequence, start, count)
+    count = _with_rows(schedule, plan, sequence, start, count) if count else 0
+    if not count:
         return False
+    _allocate(schedule, sequence, start + count)
     plan.chunks.append(Chunk(sequence, start, count, samples=count == sequence.remaining))
     plan.planned.add(sequence.id)
     plan.tokens_left -= count
@@ -71,7 +73,7 @@ def _with_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, 
             # An item above the budget goes alone, else it would never go.
             affordable = item.patches <= plan.patches_left or not plan.encodes
             if not affordable or not _make_room_for_rows(schedule, plan, sequence, item.rows, stuck=span.start <= start):
-                return max(0, span.start - start)
+                return max(0, span.start - start)  # up to the image, or nothing
             _reserve(schedule, plan, key, sequence, span.item)
             entry = plan.encodes[-1].entry
         schedule.ahead.discard(key)
@@ -98,27 +100,24 @@ def _reserve(schedule: Schedule, plan: _Plan, key: bytes, sequence: Sequence, it
         plan.patches_left -= item.patches
 
 
-def _with_pages(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
-    """How many of `count` tokens have pages, after allocating; preempts others only if there would be none at all."""
-    size = sequence.page_size
-    if count <= 0:
-        return 0
-    needed = -(-(start + count) // size) - sequence.pages
-    while needed > schedule.pages.available_pages:
-        fitting = (sequence.pages + schedule.pages.available_pages) * size - start
+def _within_pages(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
+    """How many of `count` tokens there are pages for; preempts others only if there would be none at all."""
+    while True:
+        fitting = (sequence.pages + schedule.pages.available_pages) * sequence.page_size - start
         if fitting > 0:
-            count = min(count, fitting)
-            needed = -(-(start + count) // size) - sequence.pages
-            break
+            return min(count, fitting)
         victim = _victim(schedule, plan, sequence)
         if victim is None:
             return 0
         preempt(schedule, victim)
+
+
+def _allocate(schedule: Schedule, sequence: Sequence, end: int) -> None:
+    """Pages for the sequence's tokens up to `end`."""
+    needed = -(-end // sequence.page_size) - sequence.pages
     if needed > 0:
-        pages = schedule.pages.allocate(needed)
-        sequence.page_table[sequence.pages : sequence.pages + needed] = pages
+        sequence.page_table[sequence.pages : sequence.pages + needed] = schedule.pages.allocate(needed)
         sequence.own_pages += needed
-    return count
 
 
 def _victim(schedule: Schedule, plan: _Plan, sequence: Sequence, holding_rows: bool = False) -> Sequence | None:
@@ -177,11 +176,12 @@ def _start_starving(schedule: Schedule, plan: _Plan) -> None:
     and no turn is in vain: what is computed may be lost with the place, the answer is not.
     """
     order, patience = schedule.queue_order, schedule.limits.starvation_steps
-    while order and (order[0][1].status is not Status.WAITING or order[0][1].waiting_since != order[0][0]):
-        order.popleft()  # no longer waiting, or waiting again since
-    if not order or schedule.step - order[0][0] < patience or not order[0][1].may_start:
+    while order and not _waits_since(order[0][1], order[0][0]):
+        order.popleft()
+    # Followers that may not start yet are passed over: their leader may be behind them.
+    sequence = next((other for since, other in order if _waits_since(other, since) and other.may_start), None)
+    if sequence is None or schedule.step - sequence.waiting_since < patience:
         return
-    sequence = order[0][1]
     if not sequence.boosted:
         schedule.waiting.remove(sequence)
         sequence.boosted = True
@@ -193,6 +193,11 @@ def _start_starving(schedule: Schedule, plan: _Plan) -> None:
             return
         preempt(schedule, veteran)
     _start(schedule, plan, sequence)
+
+
+def _waits_since(sequence: Sequence, step: int) -> bool:
+    """False if it no longer waits, or waits again since another step."""
+    return sequence.status is Status.WAITING and sequence.waiting_since == step
 
 
 def _start(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
@@ -237,10 +242,11 @@ def extend_keys(sequence: Sequence) -> None:
 def _encode_ahead(schedule: Schedule, plan: _Plan) -> None:
     """Spends what is left of the patch budget on images of the next waiting sequences, in at most half of the cache."""
     budget = min(schedule.limits.lookahead_patches, plan.patches_left)
-    cache = schedule.embeddings
-    schedule.ahead = {key for key in schedule.ahead if cache.lookup(key) is not None}
-    blocks_ahead = sum(len(entry.blocks) for key in schedule.ahead if (entry := cache.lookup(key)) is not None)
-    for sequence in schedule.waiting[:AHEAD_SEQUENCES]:
+    cache, queue = schedule.embeddings, schedule.waiting[:AHEAD_SEQUENCES]
+    wanted = {key for sequence in queue for key in sequence.item_keys}
+    schedule.ahead = {key for key in schedule.ahead & wanted if cache.lookup(key) is not None}
+    kept = blocks_ahead = sum(len(entry.blocks) for key in schedule.ahead if (entry := cache.lookup(key)) is not None)
+    for sequence in queue:
         missing = [i for i, key in enumerate(sequence.item_keys) if cache.lookup(key) is None]
         if not missing or sequence.request.items[missing[0]].patches > budget:
             continue
@@ -251,7 +257,9 @@ def _encode_ahead(schedule: Schedule, plan: _Plan) -> None:
             if sequence.item_ends[index] <= covered or cache.lookup(key) is not None:
                 continue
             blocks = -(-item.rows // cache.block_rows)
-            if item.patches > budget or 2 * (blocks_ahead + blocks) > cache.blocks or not cache.can_reserve(item.rows):
+            # `kept` spares what was encoded ahead before: one image ahead in another's place would be encoded in turns.
+            fits = 2 * (blocks_ahead + blocks) <= cache.blocks and cache.can_reserve(item.rows, spare=kept)
+            if item.patches > budget or not fits:
                 return
             _reserve(schedule, plan, key, sequence, index)
             schedule.ahead.add(key)

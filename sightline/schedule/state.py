@@ -90,7 +90,7 @@ class Sequence:
         return self.leader is None or bool(self.leader.output) or self.leader.status is Status.FINISHED
 
     def had_its_turn(self, step: int, patience: int) -> bool:
-        """Whether a running sequence may lose its place: it ran long enough, and its answer grew, so nobody turns in circles."""
+        """Whether a running sequence may lose its place: it ran long enough, and its answer grew, so none runs in vain."""
         return step - self.running_since >= patience and len(self.output) > self.output_at_start
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:

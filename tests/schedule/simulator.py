@@ -1,41 +1,33 @@
 """The scheduler driven as the engine drives it, over a memory that remembers what was written where. No model.
 
-The one idea: what a real model stores for a token depends on the whole prefix, so the fake one stores a hash of the whole prefix
-(tenant, tokens, rows of items). A wrong, stale or evicted page, another tenant's page, a row of another image: each reads back
-as another number. The next token is a hash of the prefix too, so an answer can be computed without a scheduler and compared.
-
-After each step the simulator also checks the order of starts, who was preempted for whom, and that the work goes forward:
+After each step the simulator checks memory, budgets, the order of starts, who was preempted, and that the work goes forward:
 
     Between two lasting events (a token sampled, a sequence ended, one boosted, one arrived) pass at most
     2 * (sequences + 1) * (longest + 1) steps.
 
-Why: while nothing lasting happens ranks are fixed, and in each step the highest-ranked running sequence moves, or one that starved
-is started before it. The highest-ranked one is preempted by nobody, computes its at most `longest` tokens and then samples, unless
-one that outranks it starts; that happens at most once per sequence, since nobody takes anything from the one on top. The factor 2
-is for steps whose tokens went to one that starved: it waits again only after somebody above it moved.
+Why: while nothing lasting happens ranks are fixed, and in each step the highest-ranked running sequence moves, or one that
+starved is started before it. The highest-ranked one is preempted by nobody, computes its at most `longest` tokens and then
+samples, unless one that outranks it starts; that happens at most once per sequence, since nobody takes anything from the one on
+top. The factor 2 is for steps whose tokens went to one that starved: it waits again only after somebody above it moved.
 
-Hence a sequence is also started within `starting_bound` steps after it came, whatever comes later.
+So a workload takes at most (tokens of answers + 3 * sequences) times that many steps, recomputation included, and a sequence
+starts within `Simulator.starting_bound` steps after it came, whatever comes later.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import torch
-
+from schedule.fake_runner import ROW_BYTES, FakeRunner, Memory, Truth, truth_of
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
 from sightline.errors import PromptError
-from sightline.run.batch import make_forward_batch
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import admit, complete_step, finish
-from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
+from sightline.schedule.state import Limits, Schedule, Sequence, Status, Step
 from sightline.types import Request
 
-END_TOKEN = 1  # sampled: the answer ends early
-VOCABULARY = 12
-ROW_BYTES = 4
-_MASK = (1 << 61) - 1
+END_TOKEN = 1
 
 
 @dataclass(frozen=True)
@@ -52,15 +44,6 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Memory:
-    pages: int  # without the scratch page
-    page_size: int
-    blocks: int
-    block_rows: int = 1
-    host_bytes: int = 0
-
-
-@dataclass(frozen=True)
 class Workload:
     limits: Limits
     memory: Memory
@@ -69,6 +52,7 @@ class Workload:
     crashes: frozenset[int] = frozenset()  # steps in which computing fails
     encode_crashes: frozenset[int] = frozenset()  # steps in which encoding fails as a whole
     flushes: frozenset[int] = frozenset()  # steps before which the caches are told to forget
+    end_token: int | None = END_TOKEN  # sampled: the answer ends early
 
 
 def make_schedule(limits: Limits, memory: Memory) -> Schedule:
@@ -77,158 +61,6 @@ def make_schedule(limits: Limits, memory: Memory) -> Schedule:
         pages=PageCache(memory.pages + 1, memory.page_size),
         embeddings=EmbeddingCache(memory.blocks, memory.block_rows, ROW_BYTES, memory.host_bytes),
     )
-
-
-# ---- What a model would compute
-
-
-def _mix(*numbers: int) -> int:
-    value = 0x9E3779B97F4A7C15
-    for number in numbers:
-        value = ((value ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & _MASK
-        value ^= value >> 29
-    return value
-
-
-def _number(key: bytes) -> int:
-    return int.from_bytes(key[-7:], "little")
-
-
-def _next_token(value: int, index: int) -> int:
-    return 1 + _mix(value, index) % (VOCABULARY - 1)
-
-
-@dataclass
-class Truth:
-    """What a sequence's tokens, keys and values and answer must be; computed without a scheduler."""
-
-    values: list[int]  # of prompt and answer, [tokens]; the last token of the answer is never computed
-    rows: dict[int, tuple[bytes, int]]  # by position: the item's key in the embedding cache and its row
-    output: list[int]
-
-
-def truth_of(sequence: Sequence, index: int) -> Truth:
-    request = sequence.request
-    rows = {
-        span.start + i: (sequence.item_keys[span.item], span.row + i) for span in request.spans for i in range(span.count)
-    }
-    values: list[int] = []
-    value = _number(sequence.root)
-    for position, token in enumerate(request.token_ids.tolist()):
-        value = _value_of(value, token, rows.get(position))
-        values.append(value)
-    output: list[int] = []
-    while len(output) < sequence.max_tokens and END_TOKEN not in output:
-        output.append(_next_token(value, index))
-        value = _value_of(value, output[-1], None)
-        values.append(value)
-    return Truth(values, rows, output)
-
-
-def _value_of(before: int, token: int, row: tuple[bytes, int] | None) -> int:
-    return _mix(before, token) if row is None else _mix(before, token, _number(row[0]), row[1])
-
-
-# ---- Executing steps
-
-
-class FakeRunner:
-    """Memory of keys and values, the arena and the host tier; executes steps in the order of the real runner."""
-
-    def __init__(self, memory: Memory, embeddings: EmbeddingCache, real_batches: bool) -> None:
-        self.page_size = memory.page_size
-        self.embeddings = embeddings
-        self.real_batches = real_batches  # slots, pages and rows from make_forward_batch instead of from here
-        self.kv: list[int | None] = [None] * ((memory.pages + 1) * memory.page_size)
-        self.arena: list[tuple[bytes, int] | None] = [None] * (memory.blocks * memory.block_rows)
-        self.block_rows = memory.block_rows
-        self.host: dict[bytes, list[tuple[bytes, int] | None]] = {}
-        self.encoded: list[bytes] = []  # keys, in order
-        self.restored: list[bytes] = []
-
-    def encode(self, encodes: tuple[Encode, ...], broken: frozenset[bytes], crash: bool) -> set[bytes]:
-        """Keys of the entries that failed."""
-        for encode in encodes:
-            for offload in encode.offloads:
-                slots = [block * self.block_rows + i for block in offload.blocks for i in range(self.block_rows)]
-                saved = [self.arena[slot] for slot in slots[: offload.rows]]
-                assert saved == [(offload.key, row) for row in range(offload.rows)], "other rows are offloaded"
-                self.host[offload.key] = saved
-        for encode in encodes:
-            if encode.from_host:
-                self._store(encode, self.host[encode.entry.key])
-                self.restored.append(encode.entry.key)
-        for key in self.embeddings.host_evicted():
-            self.host.pop(key, None)
-        if crash:
-            return {encode.entry.key for encode in encodes}
-        failed = set()
-        for encode in encodes:
-            if encode.from_host:
-                continue
-            self.encoded.append(encode.entry.key)
-            if encode.item.key in broken:
-                failed.add(encode.entry.key)
-            else:
-                self._store(encode, [(encode.entry.key, row) for row in range(encode.entry.rows)])
-        return failed
-
-    def _store(self, encode: Encode, rows: list[tuple[bytes, int] | None]) -> None:
-        for slot, row in zip(self.embeddings.row_slots(encode.entry, 0, encode.entry.rows).tolist(), rows, strict=True):
-            self.arena[slot] = row
-
-    def compute(self, chunks: tuple[Chunk, ...], truths: dict[int, Truth], indices: dict[int, int]) -> dict[int, int]:
-        """Writes all chunks, then reads each sequence's whole context back. Returns sampled tokens."""
-        places = self._real_places(chunks) if self.real_batches else [self._places(chunk) for chunk in chunks]
-        for chunk, (slots, _, rows) in zip(chunks, places, strict=True):
-            truth, sequence = truths[chunk.sequence.id], chunk.sequence
-            before = truth.values[chunk.start - 1] if chunk.start else _number(sequence.root)
-            tokens = sequence.tokens(chunk.start, chunk.start + chunk.count).tolist()
-            for offset, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
-                found = self.arena[rows[offset]] if offset in rows else None
-                assert found == truth.rows.get(chunk.start + offset), f"token {chunk.start + offset} takes the row {found}"
-                before = self.kv[slot] = _value_of(before, token, found)
-        sampled = {}
-        for chunk, (_, context, _) in zip(chunks, places, strict=True):
-            end = chunk.start + chunk.count
-            read = [self.kv[slot] for slot in context]
-            assert read == truths[chunk.sequence.id].values[:end], f"sequence {chunk.sequence.id} reads what is not its own"
-            if chunk.samples:
-                sampled[chunk.sequence.id] = _next_token(truths[chunk.sequence.id].values[end - 1], indices[chunk.sequence.id])
-        return sampled
-
-    def _places(self, chunk: Chunk) -> tuple[list[int], list[int], dict[int, int]]:
-        """Slots of the chunk's tokens, slots of the whole context, and the arena's slots by offset into the chunk."""
-        sequence, size, end = chunk.sequence, self.page_size, chunk.start + chunk.count
-        pages = sequence.page_table.tolist()
-        context = [pages[position // size] * size + position % size for position in range(end)]
-        shared = len(sequence.nodes) * size
-        slots = [position % size if position < shared else context[position] for position in range(chunk.start, end)]
-        rows = {}
-        for span in sequence.request.spans:
-            for i in range(max(span.start, chunk.start), min(span.start + span.count, end)):
-                row = span.row + i - span.start
-                block = sequence.pinned[span.item].blocks[row // self.block_rows]
-                rows[i - chunk.start] = block * self.block_rows + row % self.block_rows
-        return slots, context, rows
-
-    def _real_places(self, chunks: tuple[Chunk, ...]) -> list[tuple[list[int], list[int], dict[int, int]]]:
-        batch = make_forward_batch(chunks, self.embeddings, torch.zeros(1), torch.device("cpu"))
-        starts, size = batch.query_starts.tolist(), self.page_size
-        places = []
-        for number, chunk in enumerate(chunks):
-            part = slice(starts[number], starts[number + 1])
-            end = chunk.start + chunk.count
-            assert batch.token_ids[part].tolist() == chunk.sequence.tokens(chunk.start, end).tolist()
-            pages = batch.page_table[number].tolist()
-            context = [pages[position // size] * size + position % size for position in range(end)]
-            index = batch.row_index[part].tolist() if batch.row_index is not None else []
-            rows = {offset: row for offset, row in enumerate(index) if row >= 0}
-            places.append((batch.slots[part].tolist(), context, rows))
-        return places
-
-
-# ---- Driving the schedule as the engine does
 
 
 @dataclass
@@ -294,7 +126,7 @@ class Simulator:
             return None
         assert possible, "a request that can never fit is admitted"
         for sequence in sequences:
-            self.truths[sequence.id] = truth_of(sequence, self.indices[sequence.id])
+            self.truths[sequence.id] = truth_of(sequence, self.indices[sequence.id], self.workload.end_token)
         for sequence in sequences:
             bound = self.starting_bound()
             self.watched[sequence.id] = Watched(sequence, request_id, self.schedule.step, bound)
@@ -327,7 +159,9 @@ class Simulator:
         before.check_order(self)
         self._note_starts()
         step = self._encode(step)
-        if step.number in self.workload.crashes:
+        if not step.chunks:
+            complete_step(self.schedule, step, {})
+        elif step.number in self.workload.crashes:
             complete_step(self.schedule, replace(step, chunks=()), {})
             self.fail([chunk.sequence for chunk in step.chunks])
         else:
@@ -335,7 +169,7 @@ class Simulator:
             complete_step(self.schedule, step, sampled)
             for sequence in [chunk.sequence for chunk in step.chunks if chunk.samples]:
                 self.quiet_steps = 0
-                if len(sequence.output) == sequence.max_tokens or sequence.output[-1] == END_TOKEN:
+                if len(sequence.output) == sequence.max_tokens or sequence.output[-1] == self.workload.end_token:
                     finish(self.schedule, sequence)
         self.schedule.check_integrity()
         self.quiet_steps += 1
@@ -378,7 +212,7 @@ class Simulator:
             if self.schedule.has_work:
                 self.step()
             clock += 1
-        self._check_end()
+        self.check_end()
 
     # ---- Bounds
 
@@ -401,9 +235,9 @@ class Simulator:
         limits = self.schedule.limits
         ahead = len(self.schedule.waiting) + 1
         people = limits.max_sequences + ahead
-        longest = max((len(arrival.request) + arrival.max_tokens for arrival in self.workload.arrivals), default=0)
-        longest = max(longest, self._longest())
-        answer = max((arrival.max_tokens for arrival in self.workload.arrivals), default=0)
+        known = [(len(a.request), a.max_tokens) for a in self.workload.arrivals]
+        known += [(len(s.request), s.max_tokens) for s in self._alive()]
+        longest, answer = max(prompt + answer for prompt, answer in known), max(answer for _, answer in known)
         quiet = 2 * (people + 1) * (longest + 1)
         return limits.starvation_steps + ahead * (limits.starvation_steps + people * (answer + 2) * quiet)
 
@@ -438,7 +272,7 @@ class Simulator:
             if watched.started is None:
                 assert self.schedule.step - watched.came <= watched.bound, f"sequence {sequence.id} starves"
 
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
         schedule = self.schedule
         assert not schedule.running and not schedule.waiting
         assert schedule.pages.private_pages == 0 and schedule.pages.total_locks == 0
@@ -485,5 +319,5 @@ class Before:
                 assert victim.waiting_since == number
                 veteran = number - victim.running_since >= patience
                 grown = len(victim.output) > simulator.watched[victim.id].output_at_start
-                above = [s for s in schedule.running if s.rank < victim.rank]
+                above = any(s.rank < victim.rank for s in (*schedule.running, *left))
                 assert above or (veteran and grown), "preempted for nobody above it, before it had its turn"

@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable
 
 from hypothesis import strategies as st
-from schedule.requests import Picture, Piece, make_item, make_request
-from schedule.simulator import Arrival, Memory, Workload
 
+from schedule.fake_runner import Memory
+from schedule.requests import Picture, Piece, make_item, make_request
+from schedule.simulator import Arrival, Workload
 from sightline.schedule.state import Limits
 
 Pick = Callable[[int, int], int]  # a number between two, both included; the first is the plainest
