@@ -12,7 +12,7 @@ either the highest-ranked sequence moves or all others do.
 
 from dataclasses import dataclass, field
 
-from sightline.cache.keys import page_keys
+from sightline.cache.keys import page_key, page_keys
 from sightline.schedule.state import Chunk, Encode, Schedule, Sequence, Status, Step, by_rank
 
 AHEAD_SEQUENCES = 8  # how far into the queue images are encoded ahead
@@ -32,8 +32,10 @@ def plan_step(schedule: Schedule) -> Step:
     schedule.step += 1
     plan = _Plan(schedule.limits.max_tokens, schedule.limits.max_patches)
     _start_starving(schedule, plan)
-    decoding = [sequence for sequence in schedule.running if sequence.remaining == 1]
-    filling = [sequence for sequence in schedule.running if sequence.remaining > 1]
+    decoding: list[Sequence] = []
+    filling: list[Sequence] = []
+    for sequence in schedule.running:
+        (decoding if sequence.remaining == 1 else filling).append(sequence)
     for sequence in decoding + filling:
         # an earlier one may have preempted it, and one that starved has its chunk already
         if sequence.status is Status.RUNNING and plan.tokens_left and sequence.id not in plan.planned:
@@ -46,15 +48,15 @@ def plan_step(schedule: Schedule) -> Step:
 
 def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
     """Plans the sequence's next chunk if there is room for one. True if it did."""
-    start = sequence.computed
-    count = min(sequence.remaining, plan.tokens_left)
+    start, remaining = sequence.computed, sequence.remaining
+    count = min(remaining, plan.tokens_left)
     # Pages are counted before rows are reserved: rows reserved for a chunk that then has no page would block who could move.
     count = _within_pages(schedule, plan, sequence, start, count)
     count = _with_rows(schedule, plan, sequence, start, count) if count else 0
     if not count:
         return False
     _allocate(schedule, sequence, start + count)
-    plan.chunks.append(Chunk(sequence, start, count, samples=count == sequence.remaining))
+    plan.chunks.append(Chunk(sequence, start, count, samples=count == remaining))
     plan.planned.add(sequence.id)
     plan.tokens_left -= count
     return True
@@ -102,6 +104,8 @@ def _reserve(schedule: Schedule, plan: _Plan, key: bytes, sequence: Sequence, it
 
 def _within_pages(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
     """How many of `count` tokens there are pages for; preempts others only if there would be none at all."""
+    if start + count <= sequence.pages * sequence.page_size:
+        return count  # most tokens of an answer go to a page that is there
     while True:
         fitting = (sequence.pages + schedule.pages.available_pages) * sequence.page_size - start
         if fitting > 0:
@@ -227,7 +231,10 @@ def extend_keys(sequence: Sequence) -> None:
     """Keys of all pages that the sequence's tokens fill."""
     size, known = sequence.page_size, len(sequence.keys)
     full = len(sequence) // size
-    if full > known:
+    if known * size >= sequence.prompt_tokens:  # pages of the answer alone, without vision rows
+        for page in range(known, full):
+            sequence.keys.append(page_key(sequence.keys[-1], sequence.tokens(page * size, (page + 1) * size), ()))
+    elif full > known:
         sequence.keys += page_keys(
             sequence.tokens(0, full * size),
             sequence.request.spans,

@@ -57,24 +57,26 @@ class Sequence:
     boosted: bool = False  # waited too long: goes before all priorities
     cached_tokens: int = 0  # prompt tokens found in the prefix tree at the first start
     starts: int = 0
+    prompt_tokens: int = field(init=False)
     page_table: NDArray[np.int32] = field(init=False)  # shared pages, then own ones
     span_starts: list[int] = field(init=False)
     item_ends: list[int] = field(init=False)  # token after an item's last span
 
     def __post_init__(self) -> None:
-        self.page_table = np.zeros(-(-(len(self.request) + self.max_tokens) // self.page_size), np.int32)
+        self.prompt_tokens = len(self.request)
+        self.page_table = np.zeros(-(-(self.prompt_tokens + self.max_tokens) // self.page_size), np.int32)
         self.span_starts = [span.start for span in self.request.spans]
         self.item_ends = [0] * len(self.request.items)
         for span in self.request.spans:
             self.item_ends[span.item] = max(self.item_ends[span.item], span.start + span.count)
 
     def __len__(self) -> int:
-        return len(self.request) + len(self.output)
+        return self.prompt_tokens + len(self.output)
 
     @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be sampled; 1 while decoding."""
-        return len(self) - self.computed
+        return self.prompt_tokens + len(self.output) - self.computed
 
     @property
     def pages(self) -> int:
@@ -95,7 +97,7 @@ class Sequence:
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
         """Token ids [start, end), prompt and answer together."""
-        prompt = len(self.request)
+        prompt = self.prompt_tokens
         if end <= prompt:
             return self.request.token_ids[start:end]
         answer = np.array(self.output[max(0, start - prompt) : end - prompt], np.int32)

@@ -246,6 +246,17 @@ def test_rows_of_a_consumed_image_can_be_reused() -> None:
     desk.finish()
 
 
+def test_a_video_keeps_its_rows_until_its_last_frame() -> None:
+    """Red if rows are given up after the first of an item's spans: they might be encoded again for the next."""
+    desk = Desk({"max_tokens": 3})
+    sequence = desk.one(Picture(1, 4, 4, spans=2), text(2))
+    desk.step()
+    assert sequence.computed == 3 and list(sequence.pinned) == [0]
+    desk.step()
+    assert sequence.computed == 6 and not sequence.pinned
+    desk.finish()
+
+
 def test_who_needs_rows_takes_them_from_the_lowest_that_has_some() -> None:
     """Red if `_make_room_for_rows` does not preempt, or preempts one that has no rows."""
     desk = Desk({"max_tokens": 3, "starvation_steps": 3}, {"blocks": 8})
@@ -258,6 +269,18 @@ def test_who_needs_rows_takes_them_from_the_lowest_that_has_some() -> None:
         assert filling.pinned and running(plain)()
         desk.step()
     assert running(needing)() and running(plain)() and filling.status is Status.WAITING
+    desk.finish()
+
+
+def test_who_can_move_without_rows_takes_them_from_nobody() -> None:
+    """Red if a sequence preempts for an image that its chunk could just as well end before."""
+    desk = Desk({"max_tokens": 3, "starvation_steps": 3}, {"blocks": 16})
+    filling = desk.one(Picture(1, 16, 4), text(2, 3), priority=2)
+    desk.step()
+    later = desk.one(text(2, 4), Picture(2, 16, 4))
+    desk.until(running(later))
+    assert later.computed == 2 and running(filling)() and filling.pinned
+    assert desk.schedule.preemptions == 0
     desk.finish()
 
 
@@ -358,6 +381,18 @@ def test_rows_ahead_of_an_aborted_request_do_not_count() -> None:
     desk.finish()
 
 
+def test_looking_ahead_leaves_out_what_a_hit_will_cover() -> None:
+    """Red if images are encoded ahead whose tokens are in the prefix tree, so that nobody will read their rows."""
+    desk = Desk({"max_sequences": 1, "lookahead_patches": 100})
+    desk.one(text(2), Picture(1, 6, 4), text(2, 3))
+    desk.finish()
+    desk.schedule.embeddings.clear()
+    desk.one(text(2, 5), max_tokens=9)
+    desk.one(text(2), Picture(1, 6, 4), text(2, 4), Picture(2, 4, 4))
+    assert [encode.item.ref.source for encode in desk.step().encodes] == ["picture 2"]
+    desk.finish()
+
+
 # ---- Pages
 
 
@@ -407,6 +442,17 @@ def test_pages_are_shared_only_when_they_are_computed() -> None:
     desk.step()
     desk.step()
     assert again.cached_tokens == 8, "two of three pages were computed when it started"
+    desk.finish()
+
+
+def test_the_next_turn_finds_the_answer_too() -> None:
+    """Red if pages of an answer have other keys than the same tokens have in a prompt."""
+    desk = Desk()
+    first = desk.one(Picture(1, 3, 4), text(2), max_tokens=12)
+    desk.finish()
+    turn = desk.one(Picture(1, 3, 4), text(2), tuple(first.output), text(2, 3))
+    desk.step()
+    assert turn.cached_tokens == 16, "all pages that were computed: the last token of an answer never is"
     desk.finish()
 
 
