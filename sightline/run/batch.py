@@ -21,30 +21,35 @@ def make_forward_batch(
     starts = np.concatenate(([0], np.cumsum(counts)))
     contexts = [chunk.start + chunk.count for chunk in chunks]
     total = int(starts[-1])
+    token_ids = np.empty(total, np.int64)
     positions = np.empty((3, total), np.int32)
     slots = np.empty(total, np.int64)
     row_index = np.full(total, -1, np.int64)
-    width = max(-(-context // chunk.sequence.page_size) for chunk, context in zip(chunks, contexts, strict=True))
-    page_table = np.zeros((len(chunks), width), np.int32)
     any_rows = False
+    decoding: list[int] = []  # places of chunks of one token of an answer; most chunks are, so they are filled in all at once
     for number, chunk in enumerate(chunks):
-        part = slice(starts[number], starts[number + 1])
-        sequence = chunk.sequence
+        if chunk.count == 1 and chunk.start >= len(chunk.sequence.request):
+            decoding.append(number)
+            continue
+        part = slice(int(starts[number]), int(starts[number + 1]))
+        token_ids[part] = chunk.sequence.tokens(chunk.start, chunk.start + chunk.count)
         positions[:, part] = _positions(chunk)
         slots[part] = _slots(chunk)
-        pages = min(width, sequence.pages)
-        page_table[number, :pages] = sequence.page_table[:pages]
         any_rows |= _fill_rows(chunk, embeddings, row_index[part])
+    if decoding:
+        at = starts[decoding]
+        newest = [_newest(chunks[number]) for number in decoding]
+        token_ids[at], positions[:, at], slots[at] = np.array(newest, np.int64).T
 
     def to_device(array: NDArray[Any]) -> torch.Tensor:
         return send(array, device)
 
     sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
     return ForwardBatch(
-        token_ids=to_device(np.concatenate([c.sequence.tokens(c.start, c.start + c.count) for c in chunks]).astype(np.int64)),
+        token_ids=to_device(token_ids),
         positions=to_device(positions),
         slots=to_device(slots),
-        page_table=to_device(page_table),
+        page_table=to_device(_page_table(chunks, contexts)),
         query_starts=to_device(starts.astype(np.int32)),
         context_lengths=to_device(np.array(contexts, np.int32)),
         query_lengths_host=tuple(counts),
@@ -53,6 +58,24 @@ def make_forward_batch(
         row_index=to_device(row_index) if any_rows else None,
         logit_index=to_device(starts[1:][sampling] - 1),
     )
+
+
+def _newest(chunk: Chunk) -> tuple[int, int, int]:
+    """(token id, position, slot) of a chunk that is one token of an answer."""
+    sequence, token = chunk.sequence, chunk.start
+    page, offset = divmod(token, sequence.page_size)
+    own = offset if page < len(sequence.nodes) else int(sequence.page_table[page]) * sequence.page_size + offset
+    request = sequence.request
+    return sequence.output[token - len(request)], token + request.position_delta, own
+
+
+def _page_table(chunks: Seq[Chunk], contexts: Seq[int]) -> NDArray[np.int32]:
+    """Page numbers of each sequence, as many as its context needs, zeros after. [sequences, most pages]"""
+    needed = [-(-context // chunk.sequence.page_size) for chunk, context in zip(chunks, contexts, strict=True)]
+    table = np.zeros((len(chunks), max(needed)), np.int32)
+    for row, chunk, pages in zip(table, chunks, needed, strict=True):
+        row[:pages] = chunk.sequence.page_table[:pages]
+    return table
 
 
 def _positions(chunk: Chunk) -> NDArray[np.int32]:
