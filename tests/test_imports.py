@@ -32,9 +32,23 @@ ALLOWED = {
     "engine": {"run", "vision", "models", "prompt", "schedule", "cache", "stream"},
     "llm": {"engine", "run", "models", "prompt", "media"},
     "bench": {"llm", "engine", "run", "vision", "models", "schedule", "cache", "prompt", "media"},
-    "cli": {"bench", "llm", "models", "prompt", "media"},
+    "evals": {"llm", "engine", "run", "models", "prompt", "media", "data"},
+    "cli": {"bench", "evals", "llm", "models", "prompt", "media"},
 }
-WITHOUT_TORCH = ("errors", "spec", "types", "config", "json_files", "timing", "media", "prompt", "stream", "cache", "schedule")
+WITHOUT_TORCH = (
+    "errors",
+    "spec",
+    "types",
+    "config",
+    "json_files",
+    "timing",
+    "media",
+    "prompt",
+    "stream",
+    "cache",
+    "schedule",
+    "evals",
+)
 
 
 def part_of(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""Tasks with right answers that a model is measured on."""
