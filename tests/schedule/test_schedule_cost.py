@@ -41,7 +41,7 @@ def test_the_command_prints_a_table_and_keeps_figures(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.count("decode") == 2
     kept = json.loads(file.read_text())
     assert [(row["case"], row["sequences"]) for row in kept["rows"]] == [("decode", 1), ("decode", 2), ("fill", 1), ("fill", 2)]
-    assert kept["cpu"] and kept["command"].startswith("sightline ") and kept["steps"] == 3
+    assert kept["cpu"] and kept["command"].startswith("sightline") and kept["steps"] == 3
 
 
 def test_a_wrong_number_of_steps_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
