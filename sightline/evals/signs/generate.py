@@ -4,7 +4,10 @@ import hashlib
 from random import Random
 
 from sightline.errors import ConfigError
+from sightline.evals.signs.charts import make_chart, picture_of_chart
+from sightline.evals.signs.clips import make_clip
 from sightline.evals.signs.example import Example, Split
+from sightline.evals.signs.pairs import make_pair
 from sightline.evals.signs.reading import make_phone, make_sign
 from sightline.evals.signs.scenes import make_scene, picture_of
 
@@ -36,6 +39,15 @@ def make_example(seed: int, split: Split, skill: str | None = None, level: float
     if skill in ("sign", "phone"):
         pixels, turn = (make_sign if skill == "sign" else make_phone)(random, split, level)
         return Example(skill, (pixels,), None, FPS, (turn,), seed)
+    if skill == "chart":
+        chart, turns = make_chart(random, split, level)
+        return Example(skill, (picture_of_chart(random, chart, level),), None, FPS, turns, seed)
+    if skill == "two_images":
+        images, turns = make_pair(random, split, level)
+        return Example(skill, images, None, FPS, turns, seed)
+    if skill == "video":
+        frames, turns = make_clip(random, split, level)
+        return Example(skill, (), frames, FPS, turns, seed)
     scene, turns = make_scene(random, skill, level)
     return Example(skill, (picture_of(random, scene, level),), None, FPS, turns, seed)
 

@@ -28,7 +28,7 @@ _GROUNDS: tuple[RGB, ...] = (
     (190, 205, 218),
     (64, 74, 92),
 )
-_APART = 105.0  # Euclidean distance in RGB below which a shape would be lost on its ground
+_APART = 115.0  # Euclidean distance in RGB below which a shape would be lost on its ground
 
 
 def shade(random: Random, colour: RGB, spread: int) -> RGB:

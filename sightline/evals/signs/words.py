@@ -39,7 +39,7 @@ _STARTS = (
     "b bl br c ch cl cr d dr f fl fr g gl gr h j k kr l m n p pl pr qu r s sh sk sl sm sn sp st sw t th tr v w y z".split()
 )
 _MIDDLES = "a e i o u a e i o u ai ay ea ee oa oo ou".split()
-_ENDS = "b ck d dge ft g k ld ll lm lt m mp n nd ng nk nt p r rd rk rm rn rt s sh sk ss st t th x ze".split()
+_ENDS = "b d dge ft ld ll lm lt m mp n nd ng nk r rd rk rm rn rt sh sk st th x ze".split()
 
 _CAPITALS = "ABCDEFGHJKLMNPQRSTUVWXYZ"  # without I and O
 _SMALL = "abcdefghijkmnpqrstuvwxyz"  # without l and o
