@@ -68,6 +68,7 @@ def make_chart(random: Random, split: Split, level: float) -> tuple[Chart, tuple
 
 def _questions(random: Random, chart: Chart) -> tuple[Turn, ...]:
     asked = []
+    bars = random.sample(range(len(chart.labels)), 2)  # whose values may be asked for
     for what in random.sample(("highest", "lowest", "value", "value", "bars"), random.choice((1, 1, 1, 2, 3))):
         if what == "highest":
             turn = Turn(random.choice(phrasings.HIGHEST), chart.labels[chart.values.index(max(chart.values))])
@@ -76,7 +77,7 @@ def _questions(random: Random, chart: Chart) -> tuple[Turn, ...]:
         elif what == "bars":
             turn = Turn(random.choice(phrasings.BARS), str(len(chart.labels)))
         else:
-            number = random.randrange(len(chart.labels))
+            number = bars.pop()
             turn = Turn(random.choice(phrasings.VALUE).format(label=chart.labels[number]), str(chart.values[number]))
         asked.append(turn)
     return tuple(asked)
