@@ -1,0 +1,182 @@
+"""Examples of the generator as batches whose samples share one layout, made in processes beside the training.
+
+Each process fills buckets by layout (picture sizes, frames, images) and hands a bucket over when it is full.
+"""
+
+import multiprocessing as mp
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sightline.evals.signs.generate import Example, make_example
+
+from sightline.prompt.expand import expand
+from sightline.prompt.positions import mrope_positions
+from sightline.prompt.template import ChatTemplate
+from sightline.prompt.tokenizer import Tokenizer
+from sightline.spec import MediaTokens
+from sightline.types import ImageHeader, MediaItem, MediaRef
+
+PATCH, MERGE, TEMPORAL = 16, 2, 2
+IGNORED = -100  # label of a token that is not learnt
+
+
+@dataclass(frozen=True)
+class Batch:
+    skill: str
+    pixels: NDArray[np.uint8]  # [batch, frames, height, width, 3]: images of a sample, or frames of its video
+    token_ids: NDArray[np.int64]  # [batch, tokens], padded at the end
+    labels: NDArray[np.int64]  # [batch, tokens]: the token itself inside answers, else IGNORED
+    positions: NDArray[np.int64]  # [3, tokens]
+    grid: tuple[int, int, int]
+    items: int
+    spans: tuple[tuple[int, int], ...]
+    texts: tuple[str, ...]  # what is written in the picture, for the reading loss; empty where nothing is
+    answers: tuple[str, ...]  # of the first turn
+    prompts: tuple[int, ...]  # tokens before the first answer
+
+
+class Encoder:
+    """An example's conversation as token ids, exactly as the package builds prompts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self.template = ChatTemplate.from_folder(folder)
+        of = self.tokenizer.id_of
+        start, end, video = of("<|vision_start|>"), of("<|vision_end|>"), of("<|video_pad|>")
+        self.tokens = MediaTokens(of("<|image_pad|>"), video, video, start, end, start, end)
+        self.end, self.pad = of("<|im_end|>"), of("<|endoftext|>")
+        self.answer_mark = self.tokenizer.encode("<|im_start|>assistant\n")
+
+    def items(self, example: Example) -> list[MediaItem]:
+        header = ImageHeader("RGB", 1, 1, 1)
+        if example.frames is not None:
+            count, height, width = example.frames.shape[:3]
+            grid = (count // TEMPORAL, height // PATCH, width // PATCH)
+            times = tuple(index / example.fps for index in range(count))
+            ref = MediaRef("video", b"", b"", header, "")
+            return [MediaItem(ref, b"", grid, (height, width), tuple(range(count)), times, _rows(grid))]
+        found = []
+        for image in example.images:
+            grid = (1, image.shape[0] // PATCH, image.shape[1] // PATCH)
+            found.append(MediaItem(MediaRef("image", b"", b"", header, ""), b"", grid, image.shape[:2], (), (), _rows(grid)))
+        return found
+
+    def encode(self, example: Example) -> tuple[NDArray[np.int64], NDArray[np.int64], Any, list[MediaItem], int]:
+        """(ids, labels, spans, items, tokens before the first answer)"""
+        kind = "video" if example.frames is not None else "image"
+        items = self.items(example)
+        messages: list[dict[str, Any]] = []
+        for number, turn in enumerate(example.turns):
+            media = [{"type": kind}] * len(items) if number == 0 else []
+            messages.append({"role": "user", "content": [*media, {"type": "text", "text": turn.question}]})
+            messages.append({"role": "assistant", "content": turn.answer})
+        prompt = self.template.render(messages, add_generation_prompt=False)
+        ids, spans = expand(prompt, items, self.tokens, "qwen3", self.tokenizer)
+        ids = ids.astype(np.int64)
+        labels = np.full_like(ids, IGNORED)
+        mark, at, first = self.answer_mark, 0, 0
+        while (at := _find(ids, mark, at)) >= 0:
+            at += len(mark)
+            first = first or at
+            stop = at + int(np.argmax(ids[at:] == self.end)) + 1
+            labels[at:stop] = ids[at:stop]
+            at = stop
+        return ids, labels, spans, items, first
+
+
+def _rows(grid: tuple[int, int, int]) -> int:
+    return grid[0] * grid[1] * grid[2] // MERGE**2
+
+
+def _find(ids: NDArray[np.int64], mark: list[int], start: int) -> int:
+    for at in np.flatnonzero(ids[start:] == mark[0]) + start:
+        if ids[at : at + len(mark)].tolist() == mark:
+            return int(at)
+    return -1
+
+
+def layout_key(example: Example) -> tuple[Any, ...]:
+    pixels = example.frames if example.frames is not None else np.stack(example.images)
+    return (example.frames is not None, pixels.shape, example.fps if example.frames is not None else 0)
+
+
+def make_batch(examples: list[Example], encoder: Encoder) -> Batch:
+    encoded = [encoder.encode(example) for example in examples]
+    longest = -(-max(len(ids) for ids, *_ in encoded) // 16) * 16
+    token_ids = np.full((len(examples), longest), encoder.pad, np.int64)
+    labels = np.full((len(examples), longest), IGNORED, np.int64)
+    for row, (ids, own_labels, *_) in enumerate(encoded):
+        token_ids[row, : len(ids)] = ids
+        labels[row, : len(ids)] = own_labels
+    _, _, spans, items, _ = encoded[0]
+    positions, _ = mrope_positions(longest, items, spans, MERGE, "qwen3", 1.0)
+    pixels = [e.frames if e.frames is not None else np.stack(e.images) for e in examples]
+    reads = examples[0].skill in ("sign", "phone") and len(items) == 1
+    return Batch(
+        skill=examples[0].skill,
+        pixels=np.stack(pixels),
+        token_ids=token_ids,
+        labels=labels,
+        positions=positions.astype(np.int64),
+        grid=items[0].grid,
+        items=len(items),
+        spans=tuple((span.start, span.count) for span in spans),
+        texts=tuple(e.turns[0].answer if reads else "" for e in examples),
+        answers=tuple(e.turns[0].answer for e in examples),
+        prompts=tuple(first for *_, first in encoded),
+    )
+
+
+def batches(
+    folder: Path, split: str, size: int, first_seed: int, stride: int, level: Any, skills: dict[str, float]
+) -> Iterator[Batch]:
+    """Endless. Seeds first_seed, first_seed + stride, … so that processes do not repeat each other."""
+    encoder = Encoder(folder)
+    buckets: dict[tuple[Any, ...], list[Example]] = {}
+    names, weights = list(skills), np.cumsum(list(skills.values())) / sum(skills.values())
+    seed = first_seed
+    while True:
+        skill = names[int(np.searchsorted(weights, np.random.default_rng(seed).random()))]
+        example = make_example(seed, split, skill, level.value if hasattr(level, "value") else level)
+        bucket = buckets.setdefault((skill, *layout_key(example)), [])
+        bucket.append(example)
+        if len(bucket) == size:
+            yield make_batch(bucket, encoder)
+            bucket.clear()
+        seed += stride
+
+
+def _work(
+    place: int, workers: int, out: "mp.Queue[Batch]", folder: Path, size: int, seed: int, level: Any, skills: dict[str, float]
+) -> None:
+    for batch in batches(folder, "train", size, seed + place, workers, level, skills):
+        out.put(batch)
+
+
+class Feed:
+    """Batches from several processes; `level` can be turned up while they run."""
+
+    def __init__(self, folder: Path, workers: int, size: int, seed: int, skills: dict[str, float], level: float) -> None:
+        self.level = mp.Value("d", level)
+        self._queue: mp.Queue[Batch] = mp.Queue(maxsize=4 * workers)
+        arguments = (workers, self._queue, folder, size, seed, self.level, skills)
+        self._workers = [mp.Process(target=_work, args=(place, *arguments), daemon=True) for place in range(workers)]
+        for worker in self._workers:
+            worker.start()
+        self.waited = 0
+
+    def next(self) -> Batch:
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            self.waited += 1
+            return self._queue.get()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.terminate()
