@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from sightline.evals.signs.backdrop import Size, backdrop
 from sightline.evals.signs.fonts import cap_height, load_font
-from sightline.evals.signs.palette import any_colour, ink_and_grounds
+from sightline.evals.signs.palette import RGB, any_colour, ink_and_grounds
 
 MIN_CAPS = 16  # pixels
 _REFERENCE = 64  # em at which text is measured
@@ -26,7 +26,7 @@ _LINE = 1.15  # distance of two lines in ems
 class Sign:
     blank: Image.Image  # without the text
     full: Image.Image  # with it
-    ink: Image.Image  # "L": where text (and the plate's rim, which has its colour) is
+    ink: Image.Image  # "L": where the text is
     stroke: float  # about the width of a stroke in pixels
 
 
@@ -57,27 +57,31 @@ def draw_sign(random: Random, lines: tuple[str, ...], font: str, size: Size, lev
     behind = (any_colour(random), any_colour(random)) if plated else (ground, other)
     blank = backdrop(random, size, behind, level)
     move = _transform(random, size, setting, level)
-    ink = Image.new("L", (width, height), 0)
-    pen = ImageDraw.Draw(ink)
     if plated:
-        box = (
-            (width - setting.width) / 2,
-            (height - setting.height) / 2,
-            (width + setting.width) / 2 - 1,
-            (height + setting.height) / 2 - 1,
-        )
-        radius = random.uniform(0, 0.3) * setting.em
-        plate = Image.new("L", (width, height), 0)
-        ImageDraw.Draw(plate).rounded_rectangle(box, radius, fill=255)
-        blank.paste(ground, mask=_moved(plate, move))
-        if random.random() < 0.5:
-            inset = (box[0] + 1, box[1] + 1, box[2] - 1, box[3] - 1)
-            pen.rounded_rectangle(inset, radius, outline=255, width=max(1, setting.em // 20))
-    _write(pen, lines, font, setting.em, size)
+        _paste_plate(random, blank, setting, ground, ink_colour, move)
+    ink = Image.new("L", (width, height), 0)
+    _write(ImageDraw.Draw(ink), lines, font, setting.em, size)
     ink = _moved(ink, move)
     full = blank.copy()
     full.paste(ink_colour, mask=ink)
     return Sign(blank, full, ink, stroke=setting.em / 9)
+
+
+def _paste_plate(
+    random: Random, picture: Image.Image, setting: _Setting, ground: RGB, rim: RGB, move: tuple[float, ...] | None
+) -> None:
+    """A plate around where the text will stand; half of them have a rim in the text's colour."""
+    width, height = picture.size
+    left, top = (width - setting.width) / 2, (height - setting.height) / 2
+    radius = random.uniform(0, 0.3) * setting.em
+    plate = Image.new("L", picture.size, 0)
+    ImageDraw.Draw(plate).rounded_rectangle((left, top, width - left - 1, height - top - 1), radius, fill=255)
+    picture.paste(ground, mask=_moved(plate, move))
+    if random.random() < 0.5:
+        line = Image.new("L", picture.size, 0)
+        box = left + 1, top + 1, width - left - 2, height - top - 2
+        ImageDraw.Draw(line).rounded_rectangle(box, radius, outline=255, width=max(1, setting.em // 20))
+        picture.paste(rim, mask=_moved(line, move))
 
 
 @functools.lru_cache(maxsize=64)  # measuring costs as much as drawing, and the same text is measured for each size it may have

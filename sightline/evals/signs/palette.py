@@ -72,7 +72,14 @@ def ink_and_grounds(random: Random, least: float) -> tuple[RGB, RGB, RGB]:
             break
     else:
         ink = max(((0, 0, 0), (255, 255, 255)), key=lambda extreme: contrast(extreme, ground))
-    return ink, ground, other if contrast(ink, other) >= least else ground
+    return ink, ground, other if _lies_beyond(ink, ground, other, least) else ground
+
+
+def _lies_beyond(ink: RGB, ground: RGB, other: RGB, least: float) -> bool:
+    """Whether all mixtures of the two grounds are lighter than the ink, or all are darker, and by enough."""
+    mixtures = [mix(ground, other, share) for share in (0.0, 0.35, 0.65, 1.0)]
+    lighter = {luminance(mixture) > luminance(ink) for mixture in mixtures}
+    return len(lighter) == 1 and all(contrast(ink, mixture) >= least for mixture in mixtures)
 
 
 def scene_ground(random: Random) -> tuple[RGB, RGB]:
