@@ -178,12 +178,13 @@ def test_texts_can_be_told_apart() -> None:
     """No text is given as small letters if its capitals would look the same; codes have no letter that could be a digit."""
     assert [written(text) for text in ("sox", "sox7", "so!", "sax", "Sox", "c")] == ["SOX", "sox7", "SO!", "sax", "Sox", "C"]
     for seed in range(3000):
-        text = " ".join(sign_lines(Random(seed), 12))
+        text = " ".join(sign_lines(Random(seed), 2 if seed % 4 == 0 else 12))
         letters = [character for character in text if character.isalnum()]
         assert not letters or not set(letters) <= set("cosuvwxzp"), text
         for word in text.split():
             if any(character in string.digits for character in word):
                 assert not set(word) & set("IlOo"), text
+                assert "0" not in word or word.isdigit(), text
 
 
 def linear(pixels: NDArray[np.uint8], mask: NDArray[np.bool_]) -> float:

@@ -1,7 +1,7 @@
 """What is written on signs: words, invented names, codes, numbers; and phone numbers.
 
 A person must be able to tell what is written without knowing it before. Hence:
-- I, l, O and o are written in words only, where their neighbours tell them from 1 and 0. Codes have none of them.
+- I, l, O and o are written in words only, where their neighbours tell them from 1 and 0. Codes have none of them, and no 0.
 - Letters whose small and capital forms differ by size alone need something beside them to compare with. Text without that is
   written in capitals (`written`).
 """
@@ -44,6 +44,7 @@ _ENDS = "b d dge ft ld ll lm lt m mp n nd ng nk r rd rk rm rn rt sh sk st th x z
 _CAPITALS = "ABCDEFGHJKLMNPQRSTUVWXYZ"  # without I and O
 _SMALL = "abcdefghijkmnpqrstuvwxyz"  # without l and o
 _DIGITS = "0123456789"
+_CODE_DIGITS = "123456789"
 _INNER = "-/.:&+"
 _LAST = "!?%#"
 _SAME_SHAPE = frozenset("cosuvwxzp")  # small letters that look like their capitals
@@ -65,7 +66,7 @@ def glyph(random: Random) -> str:
 def sign_lines(random: Random, most: int) -> tuple[str, ...]:
     """Text of at most `most` characters, on one line or (rarely) two. The blank between two lines counts."""
     if most < 3:
-        return (written("".join(glyph(random) for _ in range(random.randint(1, most)))),)
+        return (glyph(random) if random.randint(1, most) == 1 else _code(random, 2),)
     kind = random.choices(("word", "name", "code", "number", "words"), (30, 18, 32, 8, 12))[0]
     if kind == "word":
         return (_word(random, most),)
@@ -114,7 +115,14 @@ def _number(random: Random, count: int) -> str:
 def _code(random: Random, count: int) -> str:
     """Letters and digits in no order, with now and then a sign between or after them."""
     pool = random.choice(
-        (_CAPITALS, _CAPITALS + _DIGITS, _CAPITALS + _DIGITS, _SMALL, _SMALL + _DIGITS, _CAPITALS + _SMALL + _DIGITS)
+        (
+            _CAPITALS,
+            _CAPITALS + _CODE_DIGITS,
+            _CAPITALS + _CODE_DIGITS,
+            _SMALL,
+            _SMALL + _CODE_DIGITS,
+            _CAPITALS + _SMALL + _CODE_DIGITS,
+        )
     )
     text = [random.choice(pool) for _ in range(count)]
     if count >= 3 and random.random() < 0.4:
