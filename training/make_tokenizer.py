@@ -7,9 +7,9 @@ random strings are not in that text.
 import json
 from pathlib import Path
 
-from sightline.evals.signs.generate import make_example
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from sightline.evals.signs.generate import make_example
 from sightline.prompt.byte_tokenizer import special_tokens
 
 VOCABULARY = 2048

@@ -28,8 +28,8 @@ VISION = {
 PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 512 * 512}
 
 
-def start(folder: Path) -> None:
-    make_tokenizer(folder)
+def start(folder: Path, examples: int = 800) -> None:
+    make_tokenizer(folder, examples)
     of = Tokenizer.from_folder(folder).id_of
     end, pad = of("<|im_end|>"), of("<|endoftext|>")
     config = {
