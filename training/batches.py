@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sightline.evals.signs.generate import Example, make_example
 
+from sightline.evals.signs.generate import Example, make_example
 from sightline.prompt.expand import expand
 from sightline.prompt.positions import mrope_positions
 from sightline.prompt.template import ChatTemplate

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from make_tokenizer import VOCABULARY, make_tokenizer
-
 from sightline.models.qwen3_vl import FAMILY
 from sightline.prompt.template import own_template
 from sightline.prompt.tokenizer import Tokenizer

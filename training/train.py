@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+
 from batches import IGNORED, MERGE, PATCH, TEMPORAL, Batch, Feed, batches
 from fast_forward import Layout, logits_and_hidden
 

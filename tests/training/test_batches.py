@@ -10,13 +10,12 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 
 from batches import IGNORED, Encoder, batches, make_batch
-from start import start
-
 from sightline.config import MediaConfig
 from sightline.evals.signs import SKILL_NAMES, make_example
 from sightline.evals.signs.conversation import encode_clip
 from sightline.models.families import read_model_spec, read_processor_spec
 from sightline.prompt.request import build_request
+from start import start
 
 
 @pytest.fixture(scope="module")
