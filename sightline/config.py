@@ -17,7 +17,7 @@ def setting(default: Any, doc: str) -> Any:
 class ModelConfig:
     """Which model runs, where, and in which numbers."""
 
-    model: str = setting("", "Checkpoint folder or Hub id.")
+    model: str = setting("", "Checkpoint folder or Hub id; without one, the small model that comes with the package.")
     revision: str | None = setting(None, "Branch, tag or commit of a Hub model.")
     load_format: Literal["safetensors", "dummy"] = setting(
         "safetensors", "'dummy' fills a full-size model with random weights and reads no weight file."

@@ -36,7 +36,7 @@ class LLM:
     >>> llm.chat([{"role": "user", "content": parts}]).text
     """
 
-    def __init__(self, model: str | Path, config: Config | None = None, **settings: Any) -> None:
+    def __init__(self, model: str | Path = "", config: Config | None = None, **settings: Any) -> None:
         """`settings` are fields of the configuration by name, e.g. dtype="float32", max_pixels=1_000_000, max_num_seqs=8."""
         self.config = _with_settings(config or Config(), {"model": str(model), **settings})
         chosen = self.config.model

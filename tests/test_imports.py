@@ -65,7 +65,7 @@ def imported_parts(path: Path) -> set[str]:
             assert node.level == 0, f"{path} has a relative import"
             names = [node.module] if node.module != "sightline" else [f"sightline.{alias.name}" for alias in node.names]
         found |= {name.split(".")[1] for name in names if name.startswith("sightline.")}
-    return found - {"__version__"}
+    return found - {"__version__", "data"}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import sightline.data
 from sightline.errors import CheckpointError
 
+EMBEDDED = Path(sightline.data.__file__).parent / "embedded"
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer*", "merges.txt", "vocab.json"]
 
 
 def locate_model(name: str, revision: str | None, weights: bool = True) -> Path:
-    """The folder that holds the model's files. Downloads when needed, unless HF_HUB_OFFLINE is set."""
+    """The folder that holds the model's files; without a name, the model that comes with the package.
+
+    Downloads when needed, unless HF_HUB_OFFLINE is set.
+    """
     if not name:
-        raise CheckpointError("No model is named; give a checkpoint folder or a Hub id.")
+        return EMBEDDED
     folder = Path(name).expanduser()
     if folder.is_dir():
         if revision is not None:

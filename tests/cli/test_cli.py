@@ -18,7 +18,15 @@ def sightline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_demo() -> None:
     done = sightline("demo")
     assert done.returncode == 0, done.stderr
-    for word in ("image", "480 x 320", "question  What is written on the sign?", "answer", "encode", "prefill", "first_token"):
+    for word in (
+        "image",
+        "256 x 96",
+        "question  What does the sign say?",
+        "answer    697005\n",
+        "encode",
+        "prefill",
+        "first_token",
+    ):
         assert word in done.stdout
 
 
@@ -65,7 +73,6 @@ def test_mistakes_are_one_sentence(model: Path, tmp_path: Path) -> None:
     assert main(["model", "new", str(wrong), "--family", "qwen3-vl", "--no-weights"]) == 0
     (wrong / "config.json").write_text('{"model_type": "llava"}')
     cases: list[tuple[list[str | Path], str]] = [
-        (["ask", "hi"], "No model is named"),
         (["ask", "hi", "--model", tmp_path / "gone"], "gone"),
         (["ask", "hi", "--model", tmp_path], "config.json"),
         (["ask", "hi", "--model", wrong], "llava"),
