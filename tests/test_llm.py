@@ -221,8 +221,8 @@ def test_books_are_checked_when_idle(tiny_checkpoints: dict[str, Path], monkeypa
     with LLM(tiny_checkpoints["qwen3-vl"], device="cpu") as llm:
         hello = [{"role": "user", "content": "Hello?"}]
         llm.chat(hello, GREEDY)
-        llm.engine.schedule.pages.allocate(1)  # a page that nobody holds
-        llm.chat(hello, GREEDY)
-        time.sleep(0.2)
+        llm._thread.call(lambda: llm.engine.schedule.pages.allocate(1))  # a page that nobody holds
         with pytest.raises(RuntimeError, match="The engine failed"):
-            llm.chat(hello, GREEDY)
+            for _ in range(50):  # the next idle moment comes when the queue is empty
+                time.sleep(0.1)
+                llm.chat(hello, GREEDY)
