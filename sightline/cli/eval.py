@@ -53,7 +53,12 @@ def run_signs(arguments: argparse.Namespace) -> None:
             arguments.batch,
             told=lambda score: print(table_line(score), flush=True),
         )
-        about = {"model": config.model.model or "the embedded one", "device": str(llm.device), "dtype": str(llm.dtype), "command": command()}
+        about = {
+            "model": config.model.model or "the embedded one",
+            "device": str(llm.device),
+            "dtype": str(llm.dtype),
+            "command": command(),
+        }
     if lines := failure_lines(result):
         print("\nWhat failed:", *lines, sep="\n")
     if arguments.json is not None:
