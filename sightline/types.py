@@ -129,5 +129,7 @@ class Completion:
     prompt_tokens: int
     timings: Mapping[str, float]  # seconds per stage, in order
     cached_tokens: int = 0  # prompt tokens whose keys and values were there already
+    media_items: int = 0  # images and videos of the prompt
+    encoded_items: int = 0  # of these, how many the tower ran on for this answer; the others were known
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
     index: int = 0  # which of the n answers

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sightline.cli.flags import add_flags, from_flags
-from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+from sightline.cli.flags import add_config_flags, config_from_flags
 from sightline.types import Completion, SamplingParams
 
 
@@ -17,20 +16,14 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the model's, else 256)")
     parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy (default: the model's)")
     parser.add_argument("--timings", action="store_true", help="also print tokens and time per stage")
-    add_flags(parser, ModelConfig)
-    add_flags(parser, EngineConfig)
-    add_flags(parser, MediaConfig)
+    add_config_flags(parser)
     parser.set_defaults(run=run, subparser=parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from sightline.llm import LLM  # imports torch, which `--help` need not wait for
 
-    config = Config(
-        model=from_flags(ModelConfig, arguments),
-        media=from_flags(MediaConfig, arguments),
-        engine=from_flags(EngineConfig, arguments),
-    )
+    config = config_from_flags(arguments)
     message = user_message(arguments.question, arguments.image, arguments.video)
     with LLM(config.model.model, config) as llm:
         answer = llm.chat([message], SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature))

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.bench import command, keep
-from sightline.cli.flags import add_flags, from_flags
-from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+from sightline.cli.flags import add_config_flags, config_from_flags
 
 if TYPE_CHECKING:
     from sightline.llm import LLM
@@ -25,9 +24,7 @@ def add_command(commands: Any) -> None:
     signs.add_argument("--batch", type=int, default=64, metavar="N", help="most questions asked at once (default: 64)")
     signs.add_argument("--json", type=Path, metavar="FILE", help="where to keep the scores and failures")
     signs.add_argument("--samples-out", type=Path, metavar="FILE", help="where to keep each question and answer, as JSON lines")
-    add_flags(signs, ModelConfig, without=("seed",))
-    add_flags(signs, EngineConfig)
-    add_flags(signs, MediaConfig)
+    add_config_flags(signs, without=("seed",))
     signs.set_defaults(run=run_signs, subparser=signs)
 
 
@@ -36,11 +33,7 @@ def run_signs(arguments: argparse.Namespace) -> None:
     from sightline.evals.signs.generate import SKILL_NAMES
     from sightline.llm import LLM
 
-    config = Config(
-        model=from_flags(ModelConfig, arguments),
-        media=from_flags(MediaConfig, arguments),
-        engine=from_flags(EngineConfig, arguments),
-    )
+    config = config_from_flags(arguments)
     skills = arguments.skills or SKILL_NAMES
     with LLM(config.model.model, config) as llm:
         note_resizing(llm)

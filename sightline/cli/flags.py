@@ -8,6 +8,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
+from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+
 T = TypeVar("T")
 
 
@@ -62,3 +64,17 @@ def from_flags(kind: type[T], arguments: argparse.Namespace) -> T:
     fields = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
     given = {name: value for name, value in vars(arguments).items() if name in fields}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """Flags for every setting but those named."""
+    for kind in (ModelConfig, EngineConfig, MediaConfig):
+        add_flags(parser, kind, without)
+
+
+def config_from_flags(arguments: argparse.Namespace) -> Config:
+    return Config(
+        model=from_flags(ModelConfig, arguments),
+        media=from_flags(MediaConfig, arguments),
+        engine=from_flags(EngineConfig, arguments),
+    )

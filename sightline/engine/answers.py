@@ -28,6 +28,7 @@ class Answer:
     arrived: float  # seconds on the host's clock, as all times here
     started: float | None = None
     first_token: float | None = None
+    encoded_items: int = 0
     parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -59,6 +60,8 @@ class Answer:
             prompt_tokens=len(self.sequence.request),
             timings=self.timings(),
             cached_tokens=self.sequence.cached_tokens,
+            media_items=len(self.sequence.request.items),
+            encoded_items=self.encoded_items,
             logprobs=tuple(self.logprobs),
             index=self.index,
         )

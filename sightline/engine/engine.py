@@ -189,9 +189,14 @@ class Engine:
 
     def _note_encode(self, step: Step, result: Encoded) -> None:
         """Tells the clocks of all who needed these items. The tower's time is known only after the device is done."""
-        keys = {encode.entry.key for encode in step.encodes}
-        users = [c.sequence for c in step.chunks if any(entry.key in keys for entry in c.sequence.pinned.values())]
-        clocks = [self._answers[sequence.id].clock for sequence in users]
+        keys = {encode.entry.key for encode in step.encodes if not encode.from_host}
+        clocks = []
+        for chunk in step.chunks:
+            fresh = {entry.key for entry in chunk.sequence.pinned.values()} & keys
+            if fresh:
+                answer = self._answers[chunk.sequence.id]
+                answer.encoded_items += len(fresh)
+                clocks.append(answer.clock)
         for clock in clocks:
             for stage, seconds in result.clock.seconds.items():
                 clock.add(stage, seconds)

@@ -55,26 +55,16 @@ def read_spec(config: Fields) -> ModelSpec:
         rope_theta=hf_config.read_vision_rope_theta(fields),
     )
     image = config.token("image_token_id", 151343)
-    spec = ModelSpec(
-        family="glm-4.1v",
-        text=text,
-        vision=hf_config.check_vision(fields, vision),
-        tokens=MediaTokens(
-            image=image,
-            video=config.token("video_token_id", 151344),
-            video_row=image,
-            image_start=config.token("image_start_token_id", 151339),
-            image_end=config.token("image_end_token_id", 151340),
-            video_start=config.token("video_start_token_id", 151341),
-            video_end=config.token("video_end_token_id", 151342),
-        ),
-        dtype=hf_config.read_dtype(config, text_fields),
-        eos_token_ids=hf_config.read_eos(config, text_fields),
+    tokens = MediaTokens(
+        image=image,
+        video=config.token("video_token_id", 151344),
+        video_row=image,
+        image_start=config.token("image_start_token_id", 151339),
+        image_end=config.token("image_end_token_id", 151340),
+        video_start=config.token("video_start_token_id", 151341),
+        video_end=config.token("video_end_token_id", 151342),
     )
-    hf_config.check_rows(config, text, vision)
-    for part in (fields, text_fields, config):
-        part.done()
-    return spec
+    return hf_config.make_spec("glm-4.1v", (config, text_fields, fields), text, vision, tokens)
 
 
 def read_processor(image: Fields, video: Fields | None, spec: ModelSpec) -> ProcessorSpec:

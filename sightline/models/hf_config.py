@@ -4,7 +4,7 @@ from typing import Any, Literal, cast
 
 from sightline.errors import ConfigError
 from sightline.models.fields import Fields
-from sightline.spec import ImageSpec, ModelSpec, TextRopeSpec, TextSpec, VideoSpec, VisionSpec
+from sightline.spec import ImageSpec, MediaTokens, ModelSpec, TextRopeSpec, TextSpec, VideoSpec, VisionSpec
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -57,24 +57,43 @@ def read_text(
     )
 
 
-def check_vision(vision: Fields, spec: VisionSpec) -> VisionSpec:
-    """Conditions every tower here relies on."""
-    if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
-        raise ConfigError(
-            f"{vision.name}: 'hidden_size' {spec.hidden_size} over {spec.num_heads} heads gives no head size divisible by 4."
-        )
-    late = [layer for layer in spec.deepstack_layers if not 0 <= layer < spec.depth]
-    if late:
-        raise ConfigError(f"{vision.name}: 'deepstack_visual_indexes' names block {late[0]}, but 'depth' is {spec.depth}.")
-    return spec
-
-
-def check_rows(config: Fields, text: TextSpec, vision: VisionSpec) -> None:
+def make_spec(
+    family: str,
+    parts: tuple[Fields, Fields, Fields],  # config.json, its text fields, its vision fields
+    text: TextSpec,
+    vision: VisionSpec,
+    tokens: MediaTokens,
+) -> ModelSpec:
+    """The whole spec, after the checks that every family shares and after every field was read."""
+    config, text_fields, vision_fields = parts
+    _check_vision(vision_fields, vision)
     if vision.out_hidden_size != text.hidden_size:
         raise ConfigError(
             f"{config.name} contradicts itself: the tower's rows are {vision.out_hidden_size} wide ('out_hidden_size'), "
             f"the language model {text.hidden_size} ('hidden_size')."
         )
+    spec = ModelSpec(
+        family=family,
+        text=text,
+        vision=vision,
+        tokens=tokens,
+        dtype=read_dtype(config, text_fields),
+        eos_token_ids=read_eos(config, text_fields),
+    )
+    for part in (vision_fields, text_fields, config):
+        part.done()
+    return spec
+
+
+def _check_vision(fields: Fields, spec: VisionSpec) -> None:
+    """Conditions every tower here relies on."""
+    if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
+        raise ConfigError(
+            f"{fields.name}: 'hidden_size' {spec.hidden_size} over {spec.num_heads} heads gives no head size divisible by 4."
+        )
+    late = [layer for layer in spec.deepstack_layers if not 0 <= layer < spec.depth]
+    if late:
+        raise ConfigError(f"{fields.name}: 'deepstack_visual_indexes' names block {late[0]}, but 'depth' is {spec.depth}.")
 
 
 def read_dtype(config: Fields, text: Fields) -> Literal["bfloat16", "float16", "float32"]:

@@ -55,18 +55,8 @@ def read_spec(config: Fields) -> ModelSpec:
     )
     start, end = config.token("vision_start_token_id", 151652), config.token("vision_end_token_id", 151653)
     image, video = config.token("image_token_id", 151655), config.token("video_token_id", 151656)
-    spec = ModelSpec(
-        family="qwen3-vl",
-        text=text,
-        vision=hf_config.check_vision(fields, vision),
-        tokens=MediaTokens(image, video, video, start, end, start, end),
-        dtype=hf_config.read_dtype(config, text_fields),
-        eos_token_ids=hf_config.read_eos(config, text_fields),
-    )
-    hf_config.check_rows(config, text, vision)
-    for part in (fields, text_fields, config):
-        part.done()
-    return spec
+    tokens = MediaTokens(image, video, video, start, end, start, end)
+    return hf_config.make_spec("qwen3-vl", (config, text_fields, fields), text, vision, tokens)
 
 
 def read_processor(image: Fields, video: Fields | None, spec: ModelSpec) -> ProcessorSpec:

@@ -32,6 +32,8 @@ def test_a_conversation_encodes_one_image_a_round(folder: Path, page_size: int) 
         assert run.tokens(number) == plain_answer(folder, request, 6)
         counts = run.engine.runner.counts
         assert (counts.decoded, counts.encoded) == (round_number + 1, round_number + 1)
+        completion = run.completions[number, 0]
+        assert (completion.media_items, completion.encoded_items) == (round_number + 1, 1)
         assert run.completions[number, 0].cached_tokens >= before // page_size * page_size
         before = len(request)
         messages.append({"role": "assistant", "content": run.completions[number, 0].text})
