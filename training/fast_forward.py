@@ -75,12 +75,13 @@ def tower(
     return visual.merger(hidden.flatten(0, 1)), deepstack, hidden
 
 
-def logits_and_hidden(
+def hidden_states(
     model: Any, pixels: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, layout: Layout
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [batch, tokens, vocab] and the tower's last hidden state [batch * frames, patches, size].
+    """What the head reads, [batch, tokens, hidden], and the tower's last hidden state [batch * frames, patches, size].
 
-    pixels [batch * frames, patches, width], token_ids [batch, tokens], positions [3, tokens].
+    Logits are left to the caller, who needs them at a few tokens only. pixels [batch * frames, patches, width], token_ids
+    [batch, tokens], positions [3, tokens].
     """
     batch = token_ids.shape[0]
     rows, deepstack, hidden = tower(model.model.visual, pixels, layout.grid)
@@ -107,4 +108,4 @@ def logits_and_hidden(
         x = layer(x, attention_mask=None, position_embeddings=embeddings)
         if index < len(taps):
             x = x + at_spans(taps[index]).to(x.dtype)
-    return model.lm_head(text.norm(x)), hidden
+    return text.norm(x), hidden

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 
 from batches import IGNORED, MERGE, PATCH, TEMPORAL, Batch, Feed, batches
-from fast_forward import Layout, logits_and_hidden
+from fast_forward import Layout, hidden_states
 
 READING = 97  # CTC classes: blank, 95 printable ASCII characters, any other
 SKILLS = {
@@ -71,16 +72,20 @@ def losses(
     """(language loss, reading loss, share of answer tokens that are right)"""
     pixels = torch.from_numpy(batch.pixels).to(device, non_blocking=True)
     layout = Layout(batch.grid, batch.items, batch.spans)
-    ids, labels = (torch.from_numpy(x).to(device, non_blocking=True) for x in (batch.token_ids, batch.labels))
+    ids = torch.from_numpy(batch.token_ids).to(device, non_blocking=True)
     positions = torch.from_numpy(batch.positions).to(device, non_blocking=True)
+    # A token is predicted at the place before it. Places are found on the host: the head runs on answers alone.
+    places = np.flatnonzero(batch.labels[:, 1:] != IGNORED)
+    row, before = np.divmod(places, batch.labels.shape[1] - 1)
+    at = torch.from_numpy(row * batch.labels.shape[1] + before).to(device, non_blocking=True)
+    wanted = torch.from_numpy(batch.labels[row, before + 1]).to(device, non_blocking=True)
     with torch.autocast(device.type, torch.bfloat16):
-        logits, hidden = logits_and_hidden(model, patches_of(pixels, batch.skill == "video"), ids, positions, layout)
-        wanted = labels[:, 1:]
-        language = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED)
+        states, hidden = hidden_states(model, patches_of(pixels, batch.skill == "video"), ids, positions, layout)
+        logits = model.lm_head(states.flatten(0, 1)[at])
+        language = F.cross_entropy(logits.float(), wanted)
         reading = reading_loss(head, hidden, batch) if any(batch.texts) else None
     with torch.no_grad():
-        known = wanted != IGNORED
-        right = ((logits[:, :-1].argmax(-1) == wanted) & known).sum() / known.sum()
+        right = (logits.argmax(-1) == wanted).float().mean()
     return language, reading, right
 
 
@@ -99,8 +104,8 @@ def exact(model: Any, batch: Batch, tokenizer: Any, end: int, device: torch.devi
     made: list[torch.Tensor] = []
     for _ in range(most):
         with torch.autocast(device.type, torch.bfloat16):
-            logits, _ = logits_and_hidden(model, pixels, ids, positions, layout)
-        token = logits[rows, at - 1].argmax(-1)
+            states, _ = hidden_states(model, pixels, ids, positions, layout)
+            token = model.lm_head(states[rows, at - 1]).argmax(-1)
         ids[rows, at] = token
         at = at + 1
         made.append(token)

@@ -10,7 +10,7 @@ from oracle import oracle
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
 
-from fast_forward import Layout, logits_and_hidden
+from fast_forward import Layout, hidden_states
 
 
 @pytest.mark.parametrize("items", [1, 2])
@@ -38,6 +38,7 @@ def test_logits_equal_transformers(tiny_checkpoints: dict[str, Path], items: int
             mm_token_type_ids=types,
         ).logits
         positions, _ = model.model.get_rope_index(token_ids[:1], types[:1], image_grid_thw=grids[:items])
-        found, hidden = logits_and_hidden(model, pixels, token_ids, positions[:, 0], Layout(grid, items, tuple(spans)))
+        states, hidden = hidden_states(model, pixels, token_ids, positions[:, 0], Layout(grid, items, tuple(spans)))
+        found = model.lm_head(states)
     assert hidden.shape == (batch * items, 24, config.vision_config.hidden_size)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
