@@ -66,14 +66,15 @@ class Runner:
         for encode in encodes:
             for offload in encode.offloads:
                 self.arena.save(offload.key, offload.blocks, offload.rows)
+        pending = []
         for encode in encodes:
-            if encode.from_host:
-                entry = encode.entry
-                self.arena.restore(entry.key, self.embeddings.row_slots(entry, 0, entry.rows))
+            entry = encode.entry
+            if encode.from_host and self.arena.restore(entry.key, self.embeddings.row_slots(entry, 0, entry.rows)):
                 self.counts.restored += 1
+            else:
+                pending.append(encode)
         for key in self.embeddings.host_evicted():
             self.arena.drop(key)
-        pending = [encode for encode in encodes if not encode.from_host]
         patches = self.make_patches_of([encode.item for encode in pending], result.clock)
         good = []
         for encode, made in zip(pending, patches, strict=True):

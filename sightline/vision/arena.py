@@ -31,8 +31,12 @@ class EmbeddingArena:
         copy = torch.empty(rows, self.rows.shape[1], dtype=self.rows.dtype, pin_memory=self.rows.is_cuda)
         self._host[key] = copy.copy_(self.gather(slots), non_blocking=True)  # ordered with what the device does next
 
-    def restore(self, key: bytes, slots: NDArray[np.int64]) -> None:
-        self.store(slots, self._host[key].to(self.rows.device, non_blocking=True))
+    def restore(self, key: bytes, slots: NDArray[np.int64]) -> bool:
+        """Brings rows back from the host. False if they are not there, after a step that failed before it could save them."""
+        rows = self._host.get(key)
+        if rows is not None:
+            self.store(slots, rows.to(self.rows.device, non_blocking=True))
+        return rows is not None
 
     def drop(self, key: bytes) -> None:
         self._host.pop(key, None)

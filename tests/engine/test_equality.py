@@ -173,3 +173,17 @@ def test_host_tier_brings_rows_back(tiny_checkpoints: dict[str, Path]) -> None:
     assert run.engine.runner.counts.encoded == len(requests)
     assert run.engine.runner.counts.restored == len(requests)
     assert run.engine.runner.arena.host_bytes <= 0.01 * 1024**3
+
+
+def test_rows_lost_from_the_host_are_made_again(tiny_checkpoints: dict[str, Path]) -> None:
+    """The books may name rows that a failed step never saved. Red when such an item fails instead of being encoded."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    requests = [request_of(folder, f"Nr {seed} ", small_picture(seed)) for seed in range(30, 32)]
+    rows = max(item.rows for request in requests for item in request.items)
+    run = sized_driver(folder, 400, rows, embedding_host_cache_gb=0.01, enable_prefix_caching=False, lookahead_patches=0)
+    for request in (*requests, requests[0]):
+        run.engine.runner.arena._host.clear()
+        number = run.add(request)
+        run.run()
+        assert run.tokens(number) == plain_answer(folder, request)
+    assert run.engine.runner.counts.restored == 0 and run.engine.runner.counts.encoded == 3
