@@ -141,8 +141,8 @@ def paged_attention(
             part = q[start : start + queries]
             if queries == 1:
                 # The query heads that share a key/value head are like so many queries of it, and all see every key.
-                grouped = part.view(1, kv_heads, -1, q.shape[2])
-                out[start] = F.scaled_dot_product_attention(grouped, keys, values).view(q.shape[1:])
+                grouped = part.reshape(1, kv_heads, -1, q.shape[2])
+                out[start] = F.scaled_dot_product_attention(grouped, keys, values).reshape(q.shape[1:])
             else:
                 out[start : start + queries] = _causal_attention(part, keys, values)
             start += queries
