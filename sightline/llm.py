@@ -221,7 +221,7 @@ class LLM:
         try:
             for builder in builders:
                 numbers.append(self._submit(builder, params, news.put, **options))
-            with _bar(len(builders) * params.n, progress) as advance:
+            with _ProgressBar(len(builders) * params.n, progress) as advance:
                 while len(answers) < len(builders) * params.n:
                     update = news.get()
                     if update.error is not None:
@@ -237,7 +237,7 @@ class LLM:
         return found if several or params.n > 1 else found[0]
 
 
-class _bar:
+class _ProgressBar:
     """A progress bar over answers, or nothing."""
 
     def __init__(self, total: int, shown: bool) -> None:

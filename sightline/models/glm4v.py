@@ -152,6 +152,16 @@ _9B_TEXT = {
 }  # fmt: skip
 _9B_TOWER = {"depth": 24, "hidden_size": 1536, "num_heads": 12, "intermediate_size": 13696}
 
+# What images and videos have in common in their processor files.
+_PROCESSING: dict[str, Any] = {
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": list(hf_config.CLIP_MEAN),
+    "image_std": list(hf_config.CLIP_STD),
+    "processor_class": "Glm4vProcessor",
+}
+
 FAMILY = Family(
     name="glm-4.1v",
     model_type="glm4v",
@@ -162,22 +172,12 @@ FAMILY = Family(
     sizes={"tiny": _size(_TINY_TEXT, _TINY_TOWER, [2, 3, 3]), "9b": _size(_9B_TEXT, _9B_TOWER, [8, 12, 12])},
     preprocessor={
         "size": {"shortest_edge": 12544, "longest_edge": 9633792},
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": list(hf_config.CLIP_MEAN),
-        "image_std": list(hf_config.CLIP_STD),
-        "processor_class": "Glm4vProcessor",
+        **_PROCESSING,
         "image_processor_type": "Glm4vImageProcessor",
     },
     video_preprocessor={
         "size": {"shortest_edge": 12544, "longest_edge": 47040000},
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": list(hf_config.CLIP_MEAN),
-        "image_std": list(hf_config.CLIP_STD),
-        "processor_class": "Glm4vProcessor",
+        **_PROCESSING,
         "video_processor_type": "Glm4vVideoProcessor",
     },
     token_fields={

@@ -143,6 +143,16 @@ def _text(layers: int, hidden: int, heads: int, intermediate: int) -> dict[str, 
     }  # fmt: skip
 
 
+# What images and videos have in common in their processor files.
+_PROCESSING: dict[str, Any] = {
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": list(hf_config.HALF),
+    "image_std": list(hf_config.HALF),
+    "processor_class": "Qwen3VLProcessor",
+}
+
 FAMILY = Family(
     name="qwen3-vl",
     model_type="qwen3_vl",
@@ -159,22 +169,12 @@ FAMILY = Family(
     },
     preprocessor={
         "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-        "patch_size": 16,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": list(hf_config.HALF),
-        "image_std": list(hf_config.HALF),
-        "processor_class": "Qwen3VLProcessor",
+        **_PROCESSING,
         "image_processor_type": "Qwen2VLImageProcessorFast",
     },
     video_preprocessor={
         "size": {"longest_edge": 25165824, "shortest_edge": 4096},
-        "patch_size": 16,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": list(hf_config.HALF),
-        "image_std": list(hf_config.HALF),
-        "processor_class": "Qwen3VLProcessor",
+        **_PROCESSING,
         "video_processor_type": "Qwen3VLVideoProcessor",
     },
     token_fields={
