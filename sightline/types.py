@@ -74,6 +74,14 @@ class MediaSpan:
 
 
 @dataclass(frozen=True)
+class StructuredOutput:
+    """The form that an answer must have. `text` is a JSON schema, a regular expression, a Lark grammar, or empty."""
+
+    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen. Fields left None take the model's generation_config, else the value named here."""
 
@@ -94,6 +102,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False  # log-probability of each chosen token, from the model's own logits
     top_logprobs: int = 0  # and of this many of the likeliest
+    structured: StructuredOutput | None = None  # the form that the answer must have
 
 
 @dataclass(frozen=True, eq=False)
