@@ -11,16 +11,12 @@ from typing import Any, overload
 import torch
 
 from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
-from sightline.engine.engine import Engine, Update
+from sightline.engine.engine import Update
+from sightline.engine.load import load_engine
 from sightline.engine.thread import EngineThread
 from sightline.errors import ConfigError, PromptError
-from sightline.models.families import read_model_spec, read_processor_spec
-from sightline.models.generation import read_generation_defaults
-from sightline.models.load import dummy_model, load_model
-from sightline.models.locate import locate_model
+from sightline.models.files import read_model_files
 from sightline.prompt.request import build_request, build_request_from_text, load_item
-from sightline.prompt.template import ChatTemplate
-from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.sampling_params import resolve_sampling
 from sightline.timing import StageClock
 from sightline.types import Completion, Message, Request, SamplingParams
@@ -39,21 +35,14 @@ class LLM:
     def __init__(self, model: str | Path = "", config: Config | None = None, **settings: Any) -> None:
         """`settings` are fields of the configuration by name, e.g. dtype="float32", max_pixels=1_000_000, max_num_seqs=8."""
         self.config = _with_settings(config or Config(), {"model": str(model), **settings})
-        chosen = self.config.model
-        self.folder = locate_model(chosen.model, chosen.revision, weights=chosen.load_format == "safetensors")
-        self.spec = read_model_spec(self.folder)
-        self.processor = read_processor_spec(self.folder, self.spec, self.config.media)
-        self.tokenizer = Tokenizer.from_folder(self.folder)
-        self.template = ChatTemplate.from_folder(self.folder)
-        self.defaults = read_generation_defaults(self.folder, self.spec)
-        self.device = choose_device(chosen.device)
-        self.dtype = _choose_dtype(chosen.dtype, self.spec.dtype, self.device)
-        self.max_model_len = _choose_length(chosen.max_model_len, self.spec.text.max_position)
-        if chosen.load_format == "dummy":
-            self.model = dummy_model(self.spec, self.device, self.dtype, self.max_model_len, chosen.seed)
-        else:
-            self.model = load_model(self.spec, self.folder, self.device, self.dtype, self.max_model_len)
-        self.engine = Engine(self.model, self.processor, self.tokenizer, self.config.engine, self.max_model_len, chosen.seed)
+        files = read_model_files(self.config.model, self.config.media)
+        self.folder, self.spec, self.processor = files.folder, files.spec, files.processor
+        self.tokenizer, self.template, self.defaults = files.tokenizer, files.template, files.defaults
+        self.max_model_len = files.max_model_len
+        self.engine = load_engine(self.config, files)
+        self.model = self.engine.model
+        weight = self.model.text.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
         self._thread = EngineThread(self.engine)
 
     def close(self) -> None:
@@ -257,37 +246,6 @@ class _ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device is {name!r}, but must be 'auto', 'cpu', 'cuda' or 'cuda:N'.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}, but only 'cpu' and 'cuda' are supported.")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices.")
-    return device
-
-
-def _choose_length(wanted: int | None, made_for: int) -> int:
-    if wanted is None:
-        return made_for
-    if not 2 <= wanted <= made_for:
-        raise ConfigError(f"max_model_len is {wanted}, but must be between 2 and the {made_for} the model was made for.")
-    return wanted
-
-
-def _choose_dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = checkpoint if device.type == "cuda" else "float32"
-    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}.get(name)
-    if dtype is None:
-        raise ConfigError(f"dtype is {name!r}, but must be auto, bfloat16, float16 or float32.")
-    return dtype
 
 
 def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:

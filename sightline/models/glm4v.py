@@ -1,14 +1,15 @@
 """GLM-4.1V: bicubic positions, convolutional merger, sandwich norms, half-rotary adjacent pairs, numbered video frames."""
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sightline.models import hf_config, weight_table
 from sightline.models.family import Family
 from sightline.models.fields import Fields
 from sightline.models.weight_table import Source, WeightTable
 from sightline.spec import MediaTokens, ModelSpec, PositionGridSpec, ProcessorSpec, VisionSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 def read_spec(config: Fields) -> ModelSpec:
@@ -76,7 +77,7 @@ def read_processor(image: Fields, video: Fields | None, spec: ModelSpec) -> Proc
     )
 
 
-def _channels_last(weight: torch.Tensor) -> torch.Tensor:
+def _channels_last(weight: "torch.Tensor") -> "torch.Tensor":
     """[out, channels, rows, columns] to [out, rows * columns * channels], the order in which patches are joined."""
     return weight.permute(0, 2, 3, 1).flatten(1)
 

@@ -7,10 +7,12 @@ and writes one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from sightline.spec import ModelSpec, TextSpec
+
+if TYPE_CHECKING:
+    import torch  # only to name a type: reading configs loads no torch
 
 Shape = tuple[int, ...]
 
@@ -20,7 +22,7 @@ class Source:
     """Where a parameter comes from: tensors by their canonical names, stacked along axis 0 after conversion."""
 
     tensors: tuple[tuple[str, Shape], ...]
-    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    convert: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 
 
 WeightTable = dict[str, Source]  # by our parameter name

@@ -1,0 +1,47 @@
+"""Everything a checkpoint says but its weights: what is needed to turn messages into requests. No torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sightline.config import MediaConfig, ModelConfig
+from sightline.errors import ConfigError
+from sightline.models.families import read_model_spec, read_processor_spec
+from sightline.models.generation import GenerationDefaults, read_generation_defaults
+from sightline.models.locate import locate_model
+from sightline.prompt.template import ChatTemplate
+from sightline.prompt.tokenizer import Tokenizer
+from sightline.spec import ModelSpec, ProcessorSpec
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    folder: Path
+    spec: ModelSpec
+    processor: ProcessorSpec
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: GenerationDefaults
+    max_model_len: int  # tokens of a prompt and its answer
+
+
+def read_model_files(model: ModelConfig, media: MediaConfig) -> ModelFiles:
+    """Finds the checkpoint, downloading it if it is a Hub id, and reads all of it that is not weights."""
+    folder = locate_model(model.model, model.revision, weights=model.load_format == "safetensors")
+    spec = read_model_spec(folder)
+    return ModelFiles(
+        folder=folder,
+        spec=spec,
+        processor=read_processor_spec(folder, spec, media),
+        tokenizer=Tokenizer.from_folder(folder),
+        template=ChatTemplate.from_folder(folder),
+        defaults=read_generation_defaults(folder, spec),
+        max_model_len=_choose_length(model.max_model_len, spec.text.max_position),
+    )
+
+
+def _choose_length(wanted: int | None, made_for: int) -> int:
+    if wanted is None:
+        return made_for
+    if not 2 <= wanted <= made_for:
+        raise ConfigError(f"max_model_len is {wanted}, but must be between 2 and the {made_for} the model was made for.")
+    return wanted
