@@ -4,8 +4,13 @@ Flag names are the field names with dashes, as in `vllm serve` where the meaning
 """
 
 import dataclasses
+import functools
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from sightline.errors import ConfigError
 
 
 def setting(default: Any, doc: str) -> Any:
@@ -36,16 +41,69 @@ class MediaConfig:
 
     max_image_mb: int = setting(64, "Largest encoded image in MB.")
     max_video_mb: int = setting(1024, "Largest encoded video in MB.")
-    max_image_pixels: int = setting(150_000_000, "Images whose header names more pixels are refused before decoding.")
+    max_request_media_mb: int = setting(1024, "Most encoded images and videos of one request in MB, together.")
+    limit_mm_per_prompt: str = setting(
+        '{"image": 128, "video": 8}',
+        "Most images and videos of one request, as JSON; a kind that is left out keeps its default, 0 refuses it.",
+    )
+    max_image_pixels: int = setting(
+        150_000_000, "Images, and videos by the size of a frame, whose header names more pixels are refused before decoding."
+    )
+    min_image_side: int = setting(1, "Images and videos whose shorter side has fewer pixels are refused.")
+    max_aspect_ratio: float = setting(
+        200.0,
+        "Images and videos whose longer side is more than so many times the shorter one are refused; models take 200 at most.",
+    )
     max_video_frames: int = setting(100_000, "Videos with more packets are refused.")
-    fetch_timeout_s: float = setting(20.0, "Time limit for fetching one http(s) image or video.")
-    allowed_media_domains: tuple[str, ...] = setting((), "If given, http(s) media may come from these hosts only.")
+    max_video_seconds: float = setting(3600.0, "Videos that play longer are refused.")
+    max_video_gigapixels: int = setting(
+        250,
+        "Largest video in billions of pixels, all its frames together: what decoding it may cost. An hour of 1080p has 224.",
+    )
+    max_request_frames: int = setting(4096, "Most frames that the model sees of all videos of one request together.")
+    fetch_timeout_s: float = setting(20.0, "Time limit for fetching one http(s) image or video, redirects included.")
     allow_http: bool = setting(True, "Whether http(s) URLs are fetched at all.")
+    allow_private_media: bool = setting(
+        False, "Whether http(s) URLs may lead to addresses that are not on the public internet, such as localhost."
+    )
+    allowed_media_domains: tuple[str, ...] = setting((), "If given, http(s) media may come from these hosts only.")
+    allowed_media_ports: tuple[int, ...] = setting(
+        (80, 443, 8080, 8443), "Ports that http(s) URLs may name; none at all allows every port."
+    )
     allowed_local_media_path: str | None = setting(
-        "/", "Local files outside this folder are refused; None refuses all. The library default allows every file."
+        "/", "Local files outside this folder are refused; None refuses all. The library's default allows every file."
     )
     min_pixels: int | None = setting(None, "Overrides the checkpoint's smallest image area in pixels.")
     max_pixels: int | None = setting(None, "Overrides the checkpoint's largest image area in pixels.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.limit_mm_per_prompt, Mapping):  # as Python and YAML write it
+            object.__setattr__(self, "limit_mm_per_prompt", json.dumps(dict(self.limit_mm_per_prompt)))
+        read_media_counts(self.limit_mm_per_prompt)
+
+    @classmethod
+    def for_server(cls, **given: Any) -> "MediaConfig":
+        """Settings for requests that strangers write: no local files unless a folder is named."""
+        return cls(**{"allowed_local_media_path": None, **given})
+
+
+MEDIA_KINDS = ("image", "video")
+
+
+@functools.cache
+def read_media_counts(text: str) -> dict[str, int]:
+    """The most items per kind that limit_mm_per_prompt allows. Kinds that it does not name have their default."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or any(type(count) is not int or count < 0 for count in given.values()):
+        raise ConfigError(f'limit_mm_per_prompt is {text!r}, but must be JSON like {{"image": 16, "video": 1}}.')
+    for kind in given:
+        if kind not in MEDIA_KINDS:
+            raise ConfigError(f"limit_mm_per_prompt names {kind!r}, but only {' and '.join(MEDIA_KINDS)} can be limited.")
+    default = next(field.default for field in dataclasses.fields(MediaConfig) if field.name == "limit_mm_per_prompt")
+    return {**json.loads(default), **given}
 
 
 @dataclass(frozen=True)
