@@ -130,7 +130,40 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class ServerConfig:
+    """Where the server listens, who may ask, and how much of it at once."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Names that requests may give the model; by default the one it was loaded by."
+    )
+    api_key: tuple[str, ...] = setting((), "Keys of which requests must bring one, as 'Authorization: Bearer KEY'.")
+    admin_api_key: str | None = setting(None, "Key for admin endpoints such as /flush_cache, which are off without one.")
+    allowed_origins: tuple[str, ...] = setting((), "Origins of web pages that may call the server (CORS); '*' is all.")
+    max_request_mb: float = setting(256.0, "Largest request body in MB; what goes beyond is refused while it comes in.")
+    max_inflight_mb: float = setting(4096.0, "Bodies and media of all unfinished requests together; beyond it, 429.")
+    max_inflight_requests: int = setting(4096, "Unfinished requests; beyond it, 429.")
+    request_timeout_s: float = setting(600.0, "A request that takes longer is ended with an error.")
+    body_timeout_s: float = setting(60.0, "Most seconds for the body of a request to come in.")
+    header_timeout_s: float = setting(15.0, "Most seconds for the headers of a request to come in.")
+    default_max_tokens: int = setting(4096, "Longest answer where neither the request nor the checkpoint names one.")
+    max_output_tokens: int = setting(32768, "Longest answer that a request may ask for.")
+    max_n: int = setting(64, "Most answers that a request may ask for.")
+    limit_mm_per_prompt: str | None = setting(None, "Media per request, as 'image=8,video=1' or JSON.")
+    max_known_uuids: int = setting(10_000, "Media that can be named by their uuid alone, per API key.")
+    enable_response_timings: bool = setting(False, "Whether every response says what its stages took.")
+    log_requests: bool = setting(True, "Whether each request is logged as a line of JSON, without its content.")
+    log_content: bool = setting(False, "Whether these lines have the messages and the answer as well.")
+    max_restarts: int = setting(3, "How often in ten minutes a crashed engine is started again before the server gives up.")
+    restart_backoff_s: float = setting(1.0, "Pause before the first restart; it doubles each time.")
+    drain_timeout_s: float = setting(30.0, "After SIGTERM, how long requests in progress may still take.")
+    worker_threads: int = setting(4, "Threads that parse bodies, digest media and build prompts.")
+
+
+@dataclass(frozen=True)
 class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
+    server: ServerConfig = dataclasses.field(default_factory=ServerConfig)

@@ -20,5 +20,9 @@ class MediaError(UserError):
     """An image or a video cannot be fetched, parsed or decoded, or breaks a limit."""
 
 
+class MissingMediaError(MediaError):
+    """A medium was named without its bytes, and what is cached of it is not enough."""
+
+
 class PromptError(UserError):
     """Messages cannot be turned into a prompt: bad roles, placeholders in text, unusable template, too long."""

@@ -21,7 +21,7 @@ from sightline.run.sampling_params import resolve_sampling
 from sightline.timing import StageClock
 from sightline.types import Completion, Message, Request, SamplingParams
 
-_SECTIONS = {"model": ModelConfig, "media": MediaConfig, "engine": EngineConfig}
+_SECTIONS: dict[str, Any] = {"model": ModelConfig, "media": MediaConfig, "engine": EngineConfig}
 
 
 class LLM:
@@ -257,4 +257,4 @@ def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
         sections[section] = dataclasses.replace(getattr(config, section), **given)
     if left:
         raise ConfigError(f"There is no setting {next(iter(left))!r}.")
-    return Config(**sections)
+    return dataclasses.replace(config, **sections)

@@ -23,7 +23,7 @@ from sightline.run.sampler import Sampled, SamplingRow, make_generator
 from sightline.run.sampling_params import ResolvedSampling
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import admit, complete_step, finish
-from sightline.schedule.state import Chunk, Limits, Schedule, Sequence, Status, Step
+from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
 from sightline.spec import ProcessorSpec
 from sightline.stream.detokenise import IncrementalText
 from sightline.timing import StageClock
@@ -39,6 +39,7 @@ class Update:
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # of these tokens, if asked for
     completion: Completion | None = None
     error: Exception | None = None
 
@@ -169,6 +170,7 @@ class Engine:
         """Runs the step's encodes. Sequences that need an item which cannot be decoded fail and leave the step."""
         if not step.encodes:
             return [], step
+        step = replace(step, encodes=tuple(self._with_bytes(encode) for encode in step.encodes))
         try:
             result = self.runner.encode(step.encodes)
         except Exception as error:  # not one item's fault, say out of memory: all who wait for these items fail
@@ -186,6 +188,16 @@ class Engine:
         chunks = tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING)
         encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)
         return updates, replace(step, chunks=chunks, encodes=encodes)
+
+    def _with_bytes(self, encode: Encode) -> Encode:
+        """An item may be named by its digest alone; then its bytes are those that another request has, if one does."""
+        if encode.item.ref.data:
+            return encode
+        for sequence in (*self.schedule.running, *self.schedule.waiting):
+            for key, item in zip(sequence.item_keys, sequence.request.items, strict=True):
+                if key == encode.entry.key and item.ref.data:
+                    return replace(encode, item=item)
+        return encode
 
     def _note_encode(self, step: Step, result: Encoded) -> None:
         """Tells the clocks of all who needed these items. The tower's time is known only after the device is done."""
@@ -233,11 +245,11 @@ class Engine:
             if sequence.id not in tokens:
                 continue
             answer, token = self._answers[sequence.id], tokens[sequence.id]
-            if sequence.id in logprobs:
-                answer.logprobs.append(logprobs[sequence.id])
+            told = (logprobs[sequence.id],) if sequence.id in logprobs else ()
+            answer.logprobs += told
             delta, reason = answer.take_token(token, self.tokenizer)
             completion = self._end(answer, reason) if reason is not None else None
-            updates.append(Update(answer.request_id, answer.index, delta, (token,), completion))
+            updates.append(Update(answer.request_id, answer.index, delta, (token,), told, completion))
         return updates
 
     def _end(self, answer: Answer, reason: FinishReason) -> Completion:

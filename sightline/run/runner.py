@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.errors import MediaError
+from sightline.errors import MediaError, MissingMediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
 from sightline.run.batch import make_forward_batch
@@ -93,6 +93,11 @@ class Runner:
     def make_patches_of(self, items: Seq[MediaItem], clock: StageClock) -> list[torch.Tensor | MediaError]:
         def one(item: MediaItem) -> tuple[torch.Tensor | MediaError, StageClock]:
             own = StageClock()
+            if not item.ref.data:
+                return MissingMediaError(
+                    f"{item.ref.kind.capitalize()} {item.ref.source} came without its data, and what was cached of it is gone; "
+                    "send it again."
+                ), own
             spec = self.processor.image if item.ref.kind == "image" else self.processor.video
             try:
                 return make_patches(item, spec, self.device, self.arena.rows.dtype, clock=own), own
@@ -104,7 +109,7 @@ class Runner:
         for _, own in results:
             for stage, seconds in own.seconds.items():
                 clock.add(stage, seconds)
-        self.counts.decoded += len(items)
+        self.counts.decoded += sum(bool(item.ref.data) for item in items)
         return [made for made, _ in results]
 
     def encode_patches(self, items: Seq[MediaItem], patches: Seq[torch.Tensor]) -> torch.Tensor:

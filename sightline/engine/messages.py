@@ -1,0 +1,281 @@
+"""What the API process and an engine process say to each other: msgpack headers, then raw buffers as frames. No pickle.
+
+```
+to the engine     Start │ Add, token ids, positions, bytes of each item │ Abort │ Flush │ Ping │ Stop
+from the engine   Progress │ Ready │ Refused │ News │ Stats │ Done
+```
+
+Arrays and media bytes travel as frames of their own, so that nobody copies them into a message. No torch here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from sightline.config import Config
+from sightline.run.sampling_params import ResolvedSampling
+from sightline.types import ImageHeader, MediaItem, MediaRef, MediaSpan, Request, TokenLogprob, VideoHeader
+
+Frames: TypeAlias = list[Any]  # bytes or anything with a buffer; the first is the header
+
+
+# ---- To the engine
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message: what to load."""
+
+    config: Config
+
+
+class ItemHead(msgspec.Struct, frozen=True):
+    """A MediaItem without its bytes, which are a frame."""
+
+    kind: Literal["image", "video"]
+    digest: bytes
+    image: ImageHeader | None
+    video: VideoHeader | None
+    source: str
+    key: bytes
+    grid: tuple[int, int, int]
+    resized: tuple[int, int]
+    frame_indices: tuple[int, ...]
+    frame_times: tuple[float, ...]
+    rows: int
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """A request. Frames: token ids (int32), positions (int32, 3 × tokens), then the bytes of each item."""
+
+    number: int  # the API process's name for it
+    sampling: ResolvedSampling
+    end_tokens: tuple[int, ...]
+    stop: tuple[str, ...]
+    priority: int
+    cache_salt: str
+    seconds: dict[str, float]  # what the stages so far took
+    position_delta: int
+    items: tuple[ItemHead, ...]
+    spans: tuple[MediaSpan, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    number: int
+
+
+class Flush(msgspec.Struct, frozen=True, tag="flush"):
+    """Forget all that is cached; answered by Done."""
+
+    number: int
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answered by Stats, then Done."""
+
+    number: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End after the step in progress."""
+
+
+ToEngine: TypeAlias = Start | Add | Abort | Flush | Ping | Stop
+
+
+# ---- From the engine
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    done: int
+    total: int
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Where the memory goes, in bytes."""
+
+    weights: int
+    kv_cache: int
+    kv_tokens: int
+    embeddings: int
+    embedding_rows: int
+    host_embeddings: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    device: str
+    dtype: str
+    max_model_len: int
+    memory: Memory
+    load_seconds: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The model cannot be loaded, by the user's fault: a second attempt would end the same."""
+
+    message: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a request ends without an answer."""
+
+    kind: Literal["invalid", "missing_media", "internal"]
+    message: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """What is known at the end of an answer, besides its text and tokens, which were told before."""
+
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    media_items: int
+    encoded_items: int
+    timings: dict[str, float]  # seconds per stage
+
+
+class UpdateHead(msgspec.Struct, frozen=True, array_like=True):
+    """News of one answer."""
+
+    number: int
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    failure: Failure | None = None
+
+    @property
+    def last(self) -> bool:
+        return self.finish is not None or self.failure is not None
+
+
+class News(msgspec.Struct, frozen=True, tag="news"):
+    """All that one step brought."""
+
+    updates: tuple[UpdateHead, ...]
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Gauges, and counters since the engine started."""
+
+    running: int
+    waiting: int
+    pages: int
+    pages_used: int  # by running sequences
+    pages_cached: int  # by prefixes that nobody uses now
+    prefix_tokens_asked: int
+    prefix_tokens_found: int
+    embedding_hits: int
+    embedding_misses: int
+    embedding_evictions: int
+    embedding_bytes: int
+    embedding_bytes_used: int
+    host_hits: int
+    host_bytes_used: int
+    items_decoded: int
+    items_encoded: int
+    items_restored: int
+    patches_encoded: int
+    preemptions: int
+    steps: int
+    tokens: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """A command that asks for an answer has been carried out."""
+
+    number: int
+
+
+FromEngine: TypeAlias = Progress | Ready | Refused | News | Stats | Done
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(frame: Any) -> ToEngine:
+    return _to_engine.decode(frame)
+
+
+def decode_report(frame: Any) -> FromEngine:
+    return _from_engine.decode(frame)
+
+
+def add_frames(
+    number: int,
+    request: Request,
+    sampling: ResolvedSampling,
+    end_tokens: Sequence[int],
+    stop: tuple[str, ...] = (),
+    priority: int = 0,
+    cache_salt: str = "",
+    seconds: dict[str, float] | None = None,
+) -> Frames:
+    head = Add(
+        number=number,
+        sampling=sampling,
+        end_tokens=tuple(end_tokens),
+        stop=stop,
+        priority=priority,
+        cache_salt=cache_salt,
+        seconds=seconds or {},
+        position_delta=request.position_delta,
+        items=tuple(_item_head(item) for item in request.items),
+        spans=request.spans,
+    )
+    arrays = [np.ascontiguousarray(request.token_ids), np.ascontiguousarray(request.positions)]
+    return [encode(head), *arrays, *(item.ref.data for item in request.items)]
+
+
+def request_of(head: Add, buffers: Sequence[Any]) -> Request:
+    """The request that `add_frames` was given, from its header and the frames behind it."""
+    ids, positions, *media = buffers
+    token_ids = np.frombuffer(ids, np.int32).copy()  # writable, and free of the message
+    if len(media) != len(head.items):
+        raise ValueError(f"{len(media)} frames of media for {len(head.items)} items")
+    return Request(
+        token_ids=token_ids,
+        positions=np.frombuffer(positions, np.int32).reshape(3, -1).copy(),
+        position_delta=head.position_delta,
+        items=tuple(_item(item, bytes(data)) for item, data in zip(head.items, media, strict=True)),
+        spans=head.spans,
+    )
+
+
+def _item_head(item: MediaItem) -> ItemHead:
+    header = item.ref.header
+    return ItemHead(
+        kind=item.ref.kind,
+        digest=item.ref.digest,
+        image=header if isinstance(header, ImageHeader) else None,
+        video=header if isinstance(header, VideoHeader) else None,
+        source=item.ref.source,
+        key=item.key,
+        grid=item.grid,
+        resized=item.resized,
+        frame_indices=item.frame_indices,
+        frame_times=item.frame_times,
+        rows=item.rows,
+    )
+
+
+def _item(head: ItemHead, data: bytes) -> MediaItem:
+    header = head.image or head.video
+    assert header is not None
+    return MediaItem(
+        ref=MediaRef(head.kind, data, head.digest, header, head.source),
+        key=head.key,
+        grid=head.grid,
+        resized=head.resized,
+        frame_indices=head.frame_indices,
+        frame_times=head.frame_times,
+        rows=head.rows,
+    )

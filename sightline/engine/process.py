@@ -1,0 +1,278 @@
+"""An engine in a process of its own, for `sightline serve`: `python -m sightline.engine.process ADDRESS`.
+
+The loop is that of engine/thread.py: all commands that have come, then a step, whose news go out as one message. The process
+ends when it is told to, when the process that started it is gone, or when the engine breaks, which is a crash that the API
+process sees by the exit code.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+import zmq
+
+from sightline.engine.engine import Engine, Update
+from sightline.engine.load import load_engine
+from sightline.engine.messages import (
+    Abort,
+    Add,
+    Done,
+    Failure,
+    Finish,
+    Flush,
+    FromEngine,
+    Memory,
+    News,
+    Ping,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    Stats,
+    Stop,
+    UpdateHead,
+    decode_command,
+    encode,
+    request_of,
+)
+from sightline.errors import MissingMediaError, UserError
+from sightline.models.files import read_model_files
+from sightline.timing import StageClock
+from sightline.types import Completion
+
+CHECK_EVERY_S = 60.0  # an idle engine looks at its books this often
+STATS_EVERY_S = 0.5
+_POLL_MS = 500  # how soon an idle process sees that its parent is gone
+
+
+class EngineServer:
+    """Carries out commands between steps. `send` takes a report to the API process."""
+
+    def __init__(self, engine: Engine, send: Callable[[FromEngine], None]) -> None:
+        self._engine, self._send = engine, send
+        self._numbers: dict[int, int] = {}  # engine's request id → API's number
+        self._ids: dict[int, int] = {}  # API's number → engine's request id
+        self._answers_left: dict[int, int] = {}  # by API's number
+        self._prefix_asked = self._prefix_found = 0
+        self._checked = self._told = time.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def command(self, frames: list[zmq.Frame]) -> bool:
+        """Carries out one command. False: it was the order to stop."""
+        message = decode_command(frames[0].buffer)
+        if isinstance(message, Add):
+            self._add(message, [frame.buffer for frame in frames[1:]])
+        elif isinstance(message, Abort):
+            request_id = self._ids.get(message.number)
+            if request_id is not None:
+                self._engine.abort(request_id)
+                self._forget(message.number)
+        elif isinstance(message, Flush):
+            self._engine.flush()
+            self._send(Done(message.number))
+        elif isinstance(message, Ping):
+            self._send(self.stats())
+            self._send(Done(message.number))
+        return not isinstance(message, Stop)
+
+    def _add(self, head: Add, buffers: list[memoryview]) -> None:
+        clock = StageClock()
+        clock.seconds.update(head.seconds)
+        try:
+            request_id = self._engine.add(
+                request_of(head, buffers),
+                head.sampling,
+                end_tokens=frozenset(head.end_tokens),
+                stop=head.stop,
+                priority=head.priority,
+                cache_salt=head.cache_salt,
+                clock=clock,
+            )
+        except UserError as error:
+            self._send(News((UpdateHead(head.number, 0, failure=failure_of(error)),)))
+            return
+        self._ids[head.number] = request_id
+        self._numbers[request_id] = head.number
+        self._answers_left[head.number] = head.sampling.n
+
+    def step(self) -> None:
+        updates = self._engine.step()
+        if updates:
+            self._send(News(tuple(self._heads(updates))))
+        self._tell_stats()
+
+    def _heads(self, updates: Iterable[Update]) -> Iterable[UpdateHead]:
+        for update in updates:
+            number = self._numbers.get(update.request_id)
+            if number is None:
+                continue
+            yield UpdateHead(
+                number,
+                update.index,
+                update.text,
+                update.token_ids,
+                update.logprobs,
+                self._finish(update.completion) if update.completion is not None else None,
+                failure_of(update.error) if update.error is not None else None,
+            )
+            self._answers_left[number] -= update.last
+            if not self._answers_left[number]:
+                self._forget(number)
+
+    def _finish(self, completion: Completion) -> Finish:
+        self._prefix_asked += completion.prompt_tokens
+        self._prefix_found += completion.cached_tokens
+        return Finish(
+            reason=completion.finish_reason,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=len(completion.token_ids),
+            cached_tokens=completion.cached_tokens,
+            media_items=completion.media_items,
+            encoded_items=completion.encoded_items,
+            timings=dict(completion.timings),
+        )
+
+    def _forget(self, number: int) -> None:
+        del self._numbers[self._ids.pop(number)]
+        del self._answers_left[number]
+
+    def idle(self) -> None:
+        """Called when there is nothing to do: a moment to see whether the books are right."""
+        self._tell_stats()
+        now = time.monotonic()
+        if now - self._checked >= CHECK_EVERY_S:
+            self._checked = now
+            self._engine.check_integrity()
+
+    def _tell_stats(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= STATS_EVERY_S:
+            self._told = now
+            self._send(self.stats())
+
+    def stats(self) -> Stats:
+        schedule, counts = self._engine.schedule, self._engine.runner.counts
+        pages, rows = schedule.pages, schedule.embeddings
+        block_bytes = rows.block_rows * rows.row_bytes
+        return Stats(
+            running=len(schedule.running),
+            waiting=len(schedule.waiting),
+            pages=pages.usable_pages,
+            pages_used=pages.usable_pages - pages.available_pages,
+            pages_cached=pages.available_pages - pages.free_pages,
+            prefix_tokens_asked=self._prefix_asked,
+            prefix_tokens_found=self._prefix_found,
+            embedding_hits=rows.hits,
+            embedding_misses=rows.misses,
+            embedding_evictions=rows.evictions,
+            embedding_bytes=rows.device_bytes,
+            embedding_bytes_used=rows.used_blocks * block_bytes,
+            host_hits=rows.host_hits,
+            host_bytes_used=rows.host_bytes_used,
+            items_decoded=counts.decoded,
+            items_encoded=counts.encoded,
+            items_restored=counts.restored,
+            patches_encoded=counts.patches,
+            preemptions=schedule.preemptions,
+            steps=counts.steps,
+            tokens=counts.tokens,
+        )
+
+
+def failure_of(error: Exception) -> Failure:
+    if isinstance(error, MissingMediaError):
+        return Failure("missing_media", str(error))
+    if isinstance(error, UserError):
+        return Failure("invalid", str(error))
+    return Failure("internal", f"The engine failed on this request with {type(error).__name__}: {error}")
+
+
+def ready_report(engine: Engine, seconds: float) -> Ready:
+    weight, plan = engine.model.text.embed_tokens.weight, engine.memory
+    parameters = list(engine.model.parameters())
+    return Ready(
+        device=str(weight.device),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        max_model_len=engine.max_model_len,
+        memory=Memory(
+            weights=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            kv_cache=plan.kv_bytes,
+            kv_tokens=(plan.pages - 1) * engine.config.page_size,
+            embeddings=plan.arena_bytes,
+            embedding_rows=engine.schedule.embeddings.capacity_rows,
+            host_embeddings=plan.host_bytes,
+        ),
+        load_seconds=seconds,
+    )
+
+
+def load(start: Start, send: Callable[[FromEngine], None]) -> Engine:
+    begun, told = time.perf_counter(), 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or time.perf_counter() - told > 0.05:
+            told = time.perf_counter()
+            send(Progress(done, total))
+
+    engine = load_engine(start.config, read_model_files(start.config.model, start.config.media), progress)
+    send(ready_report(engine, time.perf_counter() - begun))
+    return engine
+
+
+def serve(socket: "zmq.SyncSocket", parent: int) -> int:
+    """The life of an engine process; its exit code."""
+
+    def send(report: FromEngine) -> None:
+        socket.send(encode(report))
+
+    first = decode_command(socket.recv())
+    assert isinstance(first, Start)
+    try:
+        engine = load(first, send)
+    except UserError as error:
+        send(Refused(str(error)))
+        return 1
+    server = EngineServer(engine, send)
+    try:
+        while os.getppid() == parent:
+            if not server.has_work and not socket.poll(_POLL_MS):
+                server.idle()
+                continue
+            while socket.poll(0):  # all commands before the next step
+                if not server.command(socket.recv_multipart(copy=False)):
+                    return 0
+            if server.has_work:
+                server.step()
+        return 1
+    finally:
+        engine.close()
+
+
+def main() -> int:
+    parent = os.getppid()
+    # A Ctrl-C or a SIGTERM to the whole group is for the API process, which first lets requests finish and then says Stop.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.connect(sys.argv[1])
+    try:
+        return serve(socket, parent)
+    finally:
+        with contextlib.suppress(zmq.ZMQError):
+            socket.close()
+            context.term()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
