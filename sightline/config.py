@@ -150,7 +150,6 @@ class ServerConfig:
     default_max_tokens: int = setting(4096, "Longest answer where neither the request nor the checkpoint names one.")
     max_output_tokens: int = setting(32768, "Longest answer that a request may ask for.")
     max_n: int = setting(64, "Most answers that a request may ask for.")
-    limit_mm_per_prompt: str | None = setting(None, "Media per request, as 'image=8,video=1' or JSON.")
     max_known_uuids: int = setting(10_000, "Media that can be named by their uuid alone, per API key.")
     enable_response_timings: bool = setting(False, "Whether every response says what its stages took.")
     log_requests: bool = setting(True, "Whether each request is logged as a line of JSON, without its content.")
