@@ -35,6 +35,9 @@ class ModelConfig:
     seed: int = setting(0, "Seed of dummy weights and of requests that name none.")
 
 
+DEFAULT_MEDIA_COUNTS = '{"image": 128, "video": 8}'
+
+
 @dataclass(frozen=True)
 class MediaConfig:
     """What images and videos may be, and where they may come from."""
@@ -43,7 +46,7 @@ class MediaConfig:
     max_video_mb: int = setting(1024, "Largest encoded video in MB.")
     max_request_media_mb: int = setting(1024, "Most encoded images and videos of one request in MB, together.")
     limit_mm_per_prompt: str = setting(
-        '{"image": 128, "video": 8}',
+        DEFAULT_MEDIA_COUNTS,
         "Most images and videos of one request, as JSON; a kind that is left out keeps its default, 0 refuses it.",
     )
     max_image_pixels: int = setting(
@@ -87,9 +90,6 @@ class MediaConfig:
         return cls(**{"allowed_local_media_path": None, **given})
 
 
-MEDIA_KINDS = ("image", "video")
-
-
 @functools.cache
 def read_media_counts(text: str) -> dict[str, int]:
     """The most items per kind that limit_mm_per_prompt allows. Kinds that it does not name have their default."""
@@ -99,11 +99,11 @@ def read_media_counts(text: str) -> dict[str, int]:
         given = None
     if not isinstance(given, dict) or any(type(count) is not int or count < 0 for count in given.values()):
         raise ConfigError(f'limit_mm_per_prompt is {text!r}, but must be JSON like {{"image": 16, "video": 1}}.')
+    counts: dict[str, int] = json.loads(DEFAULT_MEDIA_COUNTS)
     for kind in given:
-        if kind not in MEDIA_KINDS:
-            raise ConfigError(f"limit_mm_per_prompt names {kind!r}, but only {' and '.join(MEDIA_KINDS)} can be limited.")
-    default = next(field.default for field in dataclasses.fields(MediaConfig) if field.name == "limit_mm_per_prompt")
-    return {**json.loads(default), **given}
+        if kind not in counts:
+            raise ConfigError(f"limit_mm_per_prompt names {kind!r}, but only {' and '.join(counts)} can be limited.")
+    return {**counts, **given}
 
 
 @dataclass(frozen=True)

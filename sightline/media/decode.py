@@ -9,7 +9,8 @@ from PIL import ImageOps
 
 from sightline.errors import MediaError
 from sightline.media.ffmpeg import ffmpeg_errors, open_video, video_stream
-from sightline.media.pillow import open_image, pillow_errors
+from sightline.media.jpeg import START, check_scans
+from sightline.media.pillow import open_for_pixels, pillow_errors
 from sightline.types import ImageHeader, MediaRef, VideoHeader
 
 
@@ -20,7 +21,9 @@ def decode_image(ref: MediaRef) -> NDArray[np.uint8]:
     if header.format == "RGB":  # raw pixels
         return np.frombuffer(ref.data, np.uint8).reshape(header.height, header.width, 3)
     with pillow_errors(ref.source):
-        image = ImageOps.exif_transpose(open_image(ref.data)).convert("RGB")
+        if ref.data.startswith(START):
+            check_scans(ref.data, ref.source)
+        image = ImageOps.exif_transpose(open_for_pixels(ref.data)).convert("RGB")
         pixels = np.asarray(image)
     if pixels.shape != (header.height, header.width, 3):
         raise MediaError(

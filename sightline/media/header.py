@@ -6,6 +6,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from sightline.errors import MediaError
 from sightline.media.ffmpeg import ffmpeg_errors, holds_picture, open_video, video_stream
+from sightline.media.jpeg import START, check_segments
+from sightline.media.limits import check_frame_count
 from sightline.media.pillow import open_image, pillow_errors
 from sightline.media.png import SIGNATURE, check_chunk_count, metadata_first
 from sightline.types import ImageHeader, VideoHeader
@@ -21,6 +23,8 @@ def read_image_header(data: bytes, source: str) -> ImageHeader:
     with pillow_errors(source):
         if data.startswith(SIGNATURE):
             check_chunk_count(data, source)
+        elif data.startswith(START):
+            check_segments(data, source)
         image = open_image(data)
         orientation = _orientation(image, data)
         width, height = image.size
@@ -64,8 +68,8 @@ def read_video_header(data: bytes, source: str, max_frames: int | None = None) -
         frame_count = 0
         for packet in container.demux(stream):
             frame_count += holds_picture(codec, packet)
-            if max_frames is not None and frame_count > max_frames:
-                raise MediaError(f"Video {source} has more than the {max_frames:,} frames allowed (max_video_frames).")
+            if max_frames is not None:
+                check_frame_count(f"Video {source}", frame_count, max_frames)
         name = container.format.name
     if width <= 0 or height <= 0:
         raise MediaError(f"Video {source} cannot be read: its size is {width}x{height} pixels.")

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import warnings
 from collections.abc import Iterator
 
 import PIL
@@ -31,9 +32,55 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name in _WANTED if name in Image.OPEN)
 
 
+# What parsing a header may read: far more than honest files need, and a fraction of a second.
+MAX_HEADER_READS = 20_000
+MAX_HEADER_BYTES = 16_000_000
+
+
+class HeaderTooLong(Exception):
+    """Parsing a header came to its end; none of the exceptions that Pillow's parsers catch."""
+
+
+class MeteredFile(io.BytesIO):
+    """Bytes as a file that ends the parsing of a header which goes on and on.
+
+    Pillow's parsers read piece by piece in Python, some byte by byte: a header of megabytes in a small format (comments in a
+    PPM or GIF, text in a PNG, boxes in a JPEG 2000) would take them seconds to minutes. Reading all that is left at once, as
+    for WEBP and AVIF, is not counted.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._reads_left = MAX_HEADER_READS
+        self._bytes_left = MAX_HEADER_BYTES
+        self.metered = True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if self.metered and size is not None and size >= 0:
+            self._reads_left -= 1
+            self._bytes_left -= len(data)
+            if self._reads_left < 0 or self._bytes_left < 0:
+                raise HeaderTooLong("its header is too long or in too many pieces")
+        return data
+
+
 def open_image(data: bytes) -> ImageFile.ImageFile:
     """Parses the header only; pixels are decoded when they are asked for."""
-    return Image.open(io.BytesIO(data), formats=formats())
+    return Image.open(MeteredFile(data), formats=formats())
+
+
+def open_for_pixels(data: bytes) -> ImageFile.ImageFile:
+    """As open_image; what is read after the header is not counted."""
+    image = open_image(data)
+    if isinstance(image.fp, MeteredFile):
+        image.fp.metered = False
+    return image
+
+
+def silence_warnings() -> None:
+    """For a process that reads strangers' files: Python prints and remembers each text that Pillow has to say of them."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @contextlib.contextmanager

@@ -7,165 +7,141 @@ bytes               an encoded file
 PIL image           kept as raw RGB pixels (images only)
 """
 
-import binascii
+import asyncio
 import hashlib
 import re
-import stat
 import struct
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import Literal
-from urllib.parse import unquote
+from typing import Any
 
 from PIL import Image, ImageOps
 
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
-from sightline.media.fetch import fetch
+from sightline.media.addresses import Resolver
+from sightline.media.data_url import decode_data_url
+from sightline.media.fetch import fetch, fetch_async
+from sightline.media.files import path_of_url, read_file
 from sightline.media.header import read_image_header, read_video_header
+from sightline.media.limits import ByteAllowance, Kind, RequestBudget, check_size, check_video
 from sightline.media.pillow import pillow_errors
 from sightline.timing import StageClock
 from sightline.types import ImageHeader, MediaRef
 
 VideoSource = str | Path | bytes
 ImageSource = VideoSource | Image.Image
-Kind = Literal["image", "video"]
 
-_MEGABYTE = 1_000_000
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*(?=://)|data(?=:)", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}(?=://)|data(?=:)", re.IGNORECASE)
 
 
-def load_image(source: ImageSource, limits: MediaConfig, clock: StageClock | None = None) -> MediaRef:
-    """`clock` is told how long fetching took, and how long digest and header."""
+def load_image(
+    source: ImageSource, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
+) -> MediaRef:
+    """`clock` is told how long fetching took, and how long digest and header. `budget` counts the bytes of a whole request."""
+    return _load("image", source, limits, clock or StageClock(), budget)
+
+
+def load_video(
+    source: VideoSource, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
+) -> MediaRef:
+    """`clock` is told how long fetching took, and how long digest and header. `budget` counts the bytes of a whole request."""
+    return _load("video", source, limits, clock or StageClock(), budget)
+
+
+async def load_ref_async(
+    kind: Kind,
+    source: Any,
+    limits: MediaConfig,
+    clock: StageClock | None = None,
+    resolver: Resolver | None = None,
+    budget: RequestBudget | None = None,
+    executor: Executor | None = None,
+) -> MediaRef:
+    """As load_image and load_video, for an event loop: it waits for the network on the loop and does all else in a thread.
+
+    `resolver` looks up host names; `executor` has the threads, by default the loop's. Clocks are not shared between threads:
+    give each item of a request its own.
+    """
     clock = clock or StageClock()
-    if isinstance(source, Image.Image):
+    loop = asyncio.get_running_loop()
+    if not (isinstance(source, str) and _scheme(source) in ("http", "https")):
+        return await loop.run_in_executor(executor, _load, kind, source, limits, clock, budget)
+    name = shortened(source)
+    allowance = ByteAllowance(kind, name, limits, budget)
+    with clock.stage("fetch"):
+        data = await fetch_async(source, limits, allowance, resolver)
+    return await loop.run_in_executor(executor, _reference, kind, data, name, limits, clock)
+
+
+def _load(kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None) -> MediaRef:
+    if kind == "image" and isinstance(source, Image.Image):
         with clock.stage("header"):
             return _from_pillow(source, limits)
+    if not isinstance(source, str | Path | bytes):
+        raise MediaError(f"The {kind} cannot be read: an object of type {type(source).__name__} is no source of one.")
+    name = "<bytes>" if isinstance(source, bytes) else shortened(str(source))
     with clock.stage("fetch"):
-        data, name = _read(source, "image", limits, limits.max_image_mb * _MEGABYTE)
-    with clock.stage("header"):
-        header = read_image_header(data, name)
-        _check_pixels(f"Image {name}", header.width, header.height, limits)
-        return MediaRef("image", data, hashlib.sha256(data).digest(), header, name)
+        data = _read(source, ByteAllowance(kind, name, limits, budget), limits)
+    return _reference(kind, data, name, limits, clock)
 
 
-def load_video(source: VideoSource, limits: MediaConfig, clock: StageClock | None = None) -> MediaRef:
-    """`clock` is told how long fetching took, and how long digest and header."""
-    clock = clock or StageClock()
-    with clock.stage("fetch"):
-        data, name = _read(source, "video", limits, limits.max_video_mb * _MEGABYTE)
+def _reference(kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock) -> MediaRef:
+    subject = f"{kind.capitalize()} {name}"
     with clock.stage("header"):
-        header = read_video_header(data, name, limits.max_video_frames)
-        _check_pixels(f"Video {name}", header.width, header.height, limits)
-        return MediaRef("video", data, hashlib.sha256(data).digest(), header, name)
+        if not data:
+            raise MediaError(f"{subject} cannot be read: it is empty.")
+        if kind == "image":
+            image = read_image_header(data, name)
+            check_size(subject, image.width, image.height, limits)
+            return MediaRef(kind, data, hashlib.sha256(data).digest(), image, name)
+        video = read_video_header(data, name, limits.max_video_frames)
+        check_size(subject, video.width, video.height, limits)
+        check_video(subject, video.width, video.height, video.frame_count, video.duration, limits)
+        return MediaRef(kind, data, hashlib.sha256(data).digest(), video, name)
 
 
 def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:
     name = f"<{type(image).__name__}>"
-    _check_pixels(f"Image {name}", image.width, image.height, limits)
+    if image.width == 0 or image.height == 0:
+        raise MediaError(f"Image {name} cannot be used: its size is {image.width}x{image.height} pixels.")
+    check_size(f"Image {name}", image.width, image.height, limits)
     with pillow_errors(name):  # the image may be lazily opened and broken
         upright = ImageOps.exif_transpose(image).convert("RGB")
         pixels = upright.tobytes()
     width, height = upright.size
-    if width == 0 or height == 0:
-        raise MediaError(f"Image {name} cannot be used: its size is {width}x{height} pixels.")
     digest = hashlib.sha256(struct.pack("<4sQQ", b"RGB ", width, height) + pixels).digest()
     return MediaRef("image", pixels, digest, ImageHeader("RGB", width, height, 1), name)
 
 
-def _check_pixels(subject: str, width: int, height: int, limits: MediaConfig) -> None:
-    if width * height > limits.max_image_pixels:
-        raise MediaError(
-            f"{subject} has {width}x{height} pixels, more than the {limits.max_image_pixels:,} allowed (max_image_pixels)."
-        )
-
-
-def _read(source: VideoSource, kind: Kind, limits: MediaConfig, max_bytes: int) -> tuple[bytes, str]:
-    """The encoded bytes and the name that messages use."""
+def _read(source: VideoSource, allowance: ByteAllowance, limits: MediaConfig) -> bytes:
+    """The encoded bytes, within limits."""
     if isinstance(source, bytes):
-        data, name = source, "<bytes>"
-    elif isinstance(source, Path):
-        data, name = _from_path(source, kind, limits, max_bytes), _shortened(str(source))
-    elif isinstance(source, str):
-        data, name = _from_text(source, kind, limits, max_bytes), _shortened(source)
-    else:
-        raise MediaError(f"The {kind} cannot be read: an object of type {type(source).__name__} is no source of one.")
-    if not data:
-        raise MediaError(f"{kind.capitalize()} {name} cannot be read: it is empty.")
-    if len(data) > max_bytes:
-        raise _too_large(kind, name, len(data), max_bytes)
-    return data, name
-
-
-def _from_text(text: str, kind: Kind, limits: MediaConfig, max_bytes: int) -> bytes:
-    found = _SCHEME.match(text)
-    scheme = found[0].lower() if found else ""
+        allowance.check(len(source))
+        allowance.take(len(source))
+        return source
+    if isinstance(source, Path):
+        return read_file(source, limits.allowed_local_media_path, allowance)
+    scheme = _scheme(source)
     if scheme == "data":
-        return _from_data_url(text, kind, max_bytes)
+        return decode_data_url(source, allowance)
     if scheme in ("http", "https"):
-        return fetch(text, f"{kind.capitalize()} {_shortened(text)}", limits, max_bytes)
+        return fetch(source, limits, allowance)
     if scheme == "file":
-        host, _, path = text[len("file://") :].partition("/")
-        if host not in ("", "localhost"):
-            raise MediaError(f"{kind.capitalize()} {_shortened(text)} cannot be read: a file URL may not name host {host!r}.")
-        return _from_path(Path(unquote(f"/{path}")), kind, limits, max_bytes)
+        return read_file(path_of_url(source, allowance.subject), limits.allowed_local_media_path, allowance)
     if scheme:
         raise MediaError(
-            f"{kind.capitalize()} {_shortened(text)} cannot be read: "
-            f"scheme {scheme!r} is not supported; use data, http, https, file or a path."
+            f"{allowance.subject} cannot be read: scheme {scheme!r} is not supported; use data, http, https, file or a path."
         )
-    return _from_path(Path(text), kind, limits, max_bytes)
+    return read_file(Path(source), limits.allowed_local_media_path, allowance)
 
 
-def _from_data_url(text: str, kind: Kind, max_bytes: int) -> bytes:
-    name = _shortened(text)
-    about, comma, payload = text.partition(",")
-    if not comma or not about.lower().rstrip().endswith(";base64"):
-        raise MediaError(f"{kind.capitalize()} {name} cannot be read: a data URL must have the form data:<type>;base64,<data>.")
-    try:
-        encoded = payload.encode("ascii").translate(None, b" \t\r\n\f\v")
-        if len(encoded) // 4 * 3 - 2 > max_bytes:
-            raise _too_large(kind, name, len(encoded) // 4 * 3, max_bytes)
-        if len(encoded) % 4 or encoded.endswith(b"==="):  # strict_mode lets padding after a complete group pass
-            raise ValueError("wrong padding")
-        return binascii.a2b_base64(encoded, strict_mode=True)
-    except ValueError as error:  # binascii.Error and UnicodeEncodeError are ValueErrors
-        raise MediaError(f"{kind.capitalize()} {name} cannot be read: its data is not base64.") from error
+def _scheme(text: str) -> str:
+    found = _SCHEME.match(text)
+    return found[0].lower() if found else ""
 
 
-def _from_path(path: Path, kind: Kind, limits: MediaConfig, max_bytes: int) -> bytes:
-    name = _shortened(str(path))
-    if limits.allowed_local_media_path is None:
-        raise MediaError(f"{kind.capitalize()} {name} cannot be read: local files are not allowed (allowed_local_media_path).")
-    try:
-        # Symbolic links and .. are followed first, so that they cannot lead out of the folder; existence is looked at after, so
-        # that nobody learns which files there are elsewhere.
-        real = path.resolve()
-        if not real.is_relative_to(Path(limits.allowed_local_media_path).resolve()):
-            raise MediaError(
-                f"{kind.capitalize()} {name} cannot be read: it is outside {limits.allowed_local_media_path} "
-                "(allowed_local_media_path)."
-            )
-        status = real.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer, a device may never end
-            raise MediaError(f"{kind.capitalize()} {name} cannot be read: it is not a file.")
-        if status.st_size > max_bytes:
-            raise _too_large(kind, name, status.st_size, max_bytes)
-        with real.open("rb") as file:
-            return file.read(max_bytes + 1)
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a zero byte in the name
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise MediaError(f"{kind.capitalize()} {name} cannot be read: {reason}.") from error
-
-
-def _too_large(kind: Kind, name: str, size: int, max_bytes: int) -> MediaError:
-    return MediaError(
-        f"{kind.capitalize()} {name} has {size / _MEGABYTE:.1f} MB, "
-        f"more than the {max_bytes // _MEGABYTE} MB allowed (max_{kind}_mb)."
-    )
-
-
-def _shortened(text: str, most: int = 100) -> str:
-    """Fit for a message: a data URL of megabytes keeps its start and says its length."""
-    if len(text) <= most:
-        return text
-    return f"{text[:most]}… ({len(text):,} characters)"
+def shortened(text: str, most: int = 100) -> str:
+    """Fit for a message: one line of printable text; a data URL of megabytes keeps its start and says its length."""
+    start = "".join(character if character.isprintable() else "\ufffd" for character in text[:most])
+    return start if len(text) <= most else f"{start}… ({len(text):,} characters)"

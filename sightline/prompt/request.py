@@ -6,6 +6,7 @@ from typing import Any
 from sightline.config import MediaConfig
 from sightline.errors import PromptError
 from sightline.media.item import make_image_item, make_video_item
+from sightline.media.limits import RequestBudget
 from sightline.media.source import load_image, load_video
 from sightline.prompt.expand import MediaText, expand
 from sightline.prompt.messages import normalise_messages, refuse_placeholders
@@ -14,7 +15,7 @@ from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ModelSpec, ProcessorSpec
 from sightline.timing import StageClock
-from sightline.types import MediaItem, Message, Request
+from sightline.types import MediaItem, MediaRef, Message, Request
 
 
 def build_request(
@@ -63,20 +64,37 @@ def build_request_from_text(
 ) -> Request:
     """A prompt that holds one placeholder per medium, and the media as (kind, source) in the same order."""
     clock = clock or StageClock()
-    items = [load_item(kind, source, processor, limits, clock) for kind, source in media]
+    budget = RequestBudget(limits)
+    budget.take_items(kind for kind, _ in media)
+    items = [load_item(kind, source, processor, limits, clock, budget) for kind, source in media]
     with clock.stage("prompt"):
         return assemble(prompt, items, tokenizer=tokenizer, spec=spec, processor=processor, max_len=max_len)
 
 
 def load_item(
-    kind: str, source: Any, processor: ProcessorSpec, limits: MediaConfig, clock: StageClock | None = None
+    kind: str,
+    source: Any,
+    processor: ProcessorSpec,
+    limits: MediaConfig,
+    clock: StageClock | None = None,
+    budget: RequestBudget | None = None,
 ) -> MediaItem:
-    """Fetches one medium and reads its header; its pixels stay encoded."""
+    """Fetches one medium and reads its header; its pixels stay encoded. `budget` counts for a whole request."""
     if kind == "image":
-        return make_image_item(load_image(source, limits, clock), processor.image)
+        return make_item(load_image(source, limits, clock, budget), processor, budget)
     if kind == "video":
-        return make_video_item(load_video(source, limits, clock), processor.video)
+        return make_item(load_video(source, limits, clock, budget), processor, budget)
     raise PromptError(f"A medium has kind {kind!r}; it must be 'image' or 'video'.")
+
+
+def make_item(ref: MediaRef, processor: ProcessorSpec, budget: RequestBudget | None = None) -> MediaItem:
+    """What follows from a header. `budget` counts the frames of a whole request."""
+    if ref.kind == "image":
+        return make_image_item(ref, processor.image)
+    item = make_video_item(ref, processor.video)
+    if budget is not None:
+        budget.take_frames(len(item.frame_indices))
+    return item
 
 
 def assemble(

@@ -1,0 +1,126 @@
+"""Every limit on media, checked here and nowhere else: one sentence each, which names the limit, the setting and the value.
+
+per item      bytes, pixels, shorter side, aspect, frames, seconds      ByteAllowance, check_size, check_video
+per request   items of each kind, bytes, frames that the model sees     RequestBudget
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from sightline.config import MediaConfig, read_media_counts
+from sightline.errors import MediaError
+
+Kind = Literal["image", "video"]
+
+MEGABYTE = 1_000_000
+
+
+class RequestBudget:
+    """What one request may bring, all its items together. May be used from several threads."""
+
+    def __init__(self, limits: MediaConfig) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._items: Counter[str] = Counter()
+        self._bytes = 0
+        self._frames = 0
+
+    def take_items(self, kinds: Iterable[str]) -> None:
+        """Adds items by kind; best called for the whole request before anything is fetched."""
+        allowed = read_media_counts(self._limits.limit_mm_per_prompt)
+        with self._lock:
+            self._items.update(kinds)
+            for kind, most in allowed.items():
+                if self._items[kind] > most:
+                    raise MediaError(
+                        f"The request has {self._items[kind]} {kind}s, more than the {most} allowed (limit_mm_per_prompt)."
+                    )
+
+    def bytes_left(self) -> int:
+        return max(self._limits.max_request_media_mb * MEGABYTE - self._bytes, 0)
+
+    def take_bytes(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+            if self._bytes > self._limits.max_request_media_mb * MEGABYTE:
+                raise self.too_many_bytes()
+
+    def too_many_bytes(self) -> MediaError:
+        return MediaError(
+            "The images and videos of the request have more than the "
+            f"{self._limits.max_request_media_mb} MB allowed together (max_request_media_mb)."
+        )
+
+    def take_frames(self, count: int) -> None:
+        """Adds frames of a video that will be decoded and shown to the model."""
+        with self._lock:
+            self._frames += count
+            if self._frames > self._limits.max_request_frames:
+                raise MediaError(
+                    f"The videos of the request have {self._frames:,} frames for the model to see, "
+                    f"more than the {self._limits.max_request_frames:,} allowed (max_request_frames)."
+                )
+
+
+class ByteAllowance:
+    """Counts the bytes of one item as they arrive, against its own limit and against what the request has left."""
+
+    def __init__(self, kind: Kind, name: str, limits: MediaConfig, budget: RequestBudget | None = None) -> None:
+        self.subject = f"{kind.capitalize()} {name}"
+        self._megabytes = limits.max_image_mb if kind == "image" else limits.max_video_mb
+        self._most = f"more than the {self._megabytes} MB allowed (max_{kind}_mb)"
+        self._budget = budget
+        self._taken = 0
+
+    @property
+    def left(self) -> int:
+        """The most bytes that can still be taken."""
+        own = self._megabytes * MEGABYTE - self._taken
+        return own if self._budget is None else min(own, self._budget.bytes_left())
+
+    def check(self, size: int) -> None:
+        """Raises if an item of so many bytes would be too large. Takes none."""
+        if size > self._megabytes * MEGABYTE:
+            raise MediaError(f"{self.subject} has {size / MEGABYTE:.1f} MB, {self._most}.")
+        if self._budget is not None and size > self._budget.bytes_left():
+            raise self._budget.too_many_bytes()
+
+    def take(self, count: int) -> None:
+        self._taken += count
+        if self._taken > self._megabytes * MEGABYTE:
+            raise MediaError(f"{self.subject} has {self._most}.")
+        if self._budget is not None:
+            self._budget.take_bytes(count)
+
+
+def check_size(subject: str, width: int, height: int, limits: MediaConfig) -> None:
+    """What a header says of width and height, before a pixel is decoded."""
+    size = f"{subject} has {width}x{height} pixels"
+    if width * height > limits.max_image_pixels:
+        raise MediaError(f"{size}, more than the {limits.max_image_pixels:,} allowed (max_image_pixels).")
+    if min(width, height) < limits.min_image_side:
+        raise MediaError(f"{size}, but each side must have at least {limits.min_image_side} (min_image_side).")
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+        raise MediaError(f"{size}, but one side may be {limits.max_aspect_ratio:g} times the other at most (max_aspect_ratio).")
+
+
+def check_frame_count(subject: str, frames: int, most: int) -> None:
+    """Called for each packet of a video, so that counting ends where the limit does."""
+    if frames > most:
+        raise MediaError(f"{subject} has more than the {most:,} frames allowed (max_video_frames).")
+
+
+def check_video(subject: str, width: int, height: int, frames: int, seconds: float, limits: MediaConfig) -> None:
+    """How long a video plays, and what decoding all of it would cost."""
+    if seconds > limits.max_video_seconds:
+        raise MediaError(
+            f"{subject} plays for {seconds:.1f} s, longer than the {limits.max_video_seconds:g} s allowed (max_video_seconds)."
+        )
+    billions = width * height * frames / 1e9
+    if billions > limits.max_video_gigapixels:
+        raise MediaError(
+            f"{subject} has {billions:.1f} billion pixels in its {frames:,} frames, "
+            f"more than the {limits.max_video_gigapixels} allowed (max_video_gigapixels)."
+        )
