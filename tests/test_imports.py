@@ -22,18 +22,20 @@ ALLOWED = {
     "timing": set(),
     "media": set(),
     "prompt": {"media"},
-    "stream": {"prompt"},
+    "grammar": {"prompt"},
+    "stream": {"prompt", "grammar"},
     "cache": set(),
     "ops": set(),
     "models": {"ops", "prompt"},
     "vision": {"models", "ops", "media"},
     "schedule": {"cache"},
-    "run": {"vision", "models", "ops", "schedule", "cache"},
-    "engine": {"run", "vision", "models", "prompt", "schedule", "cache", "stream"},
-    "llm": {"engine", "run", "models", "prompt", "media"},
+    "run": {"grammar", "vision", "models", "ops", "schedule", "cache"},
+    "engine": {"run", "grammar", "vision", "models", "prompt", "schedule", "cache", "stream"},
+    "llm": {"engine", "run", "grammar", "models", "prompt", "media"},
     "bench": {"llm", "engine", "run", "vision", "models", "schedule", "cache", "prompt", "media"},
     "evals": {"llm", "engine", "run", "models", "prompt", "media", "data"},
-    "cli": {"bench", "evals", "llm", "models", "prompt", "media"},
+    "server": {"engine", "run", "models", "prompt", "media", "stream", "grammar"},
+    "cli": {"server", "bench", "evals", "llm", "models", "prompt", "media"},
 }
 WITHOUT_TORCH = (
     "errors",
@@ -44,10 +46,12 @@ WITHOUT_TORCH = (
     "timing",
     "media",
     "prompt",
+    "grammar",
     "stream",
     "cache",
     "schedule",
     "evals",
+    "server",
 )
 
 

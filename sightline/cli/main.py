@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from sightline import __version__
-from sightline.cli import ask, bench, demo, eval, model
+from sightline.cli import ask, bench, demo, eval, model, serve
 from sightline.cli.flags import Parser
 from sightline.errors import UserError
 
@@ -14,7 +14,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="sightline", description="Serve and ask vision-language models.")
     parser.add_argument("--version", action="version", version=f"sightline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (demo, ask, model, bench, eval):
+    for module in (demo, ask, serve, model, bench, eval):
         module.add_command(commands)
     return parser
 
@@ -22,7 +22,7 @@ def make_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_parser().parse(arguments)
     try:
-        parsed.run(parsed)
+        code: int | None = parsed.run(parsed)
     except UserError as error:
         print(f"sightline: {error}", file=sys.stderr)
         return 1
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return code or 0
 
 
 if __name__ == "__main__":

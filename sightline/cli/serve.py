@@ -1,0 +1,98 @@
+"""`sightline serve`: an OpenAI-compatible server."""
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sightline.cli.flags import Parser, add_config_flags, add_flags, config_from_flags, from_flags
+from sightline.config import Config, MediaConfig, ServerConfig
+from sightline.errors import ConfigError
+
+
+def add_command(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve a model with an OpenAI-compatible API")
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="checkpoint folder or Hub id; by default the embedded model")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML with options by name; the command line wins")
+    _add_options(parser)
+    parser.set_defaults(run=run, subparser=parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, metavar="N", default=argparse.SUPPRESS, help="GPUs per model; only 1 so far"
+    )
+    add_flags(parser, ServerConfig)
+    add_config_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from sightline.server.serve import serve
+
+    return serve(serve_config(arguments))
+
+
+def serve_config(arguments: argparse.Namespace) -> Config:
+    """The configuration of the command line, and of the file that it names."""
+    given = argparse.Namespace(**vars(arguments))
+    if arguments.config is not None:
+        given = argparse.Namespace(**{**vars(_read_file(arguments.config)), **vars(arguments)})
+    if arguments.served is not None:
+        if "model" in vars(arguments):
+            raise ConfigError(f"The model is named twice: {arguments.served!r} and --model {arguments.model!r}.")
+        given.model = arguments.served
+    size = vars(given).get("tensor_parallel_size", 1)
+    if size != 1:
+        raise ConfigError(f"tensor_parallel_size is {size}, but only 1 is supported so far.")
+    config = config_from_flags(given)
+    media = {field.name: getattr(config.media, field.name) for field in dataclasses.fields(MediaConfig)}
+    if "allowed_local_media_path" not in vars(given):
+        del media["allowed_local_media_path"]  # strangers write the requests: no local files unless a folder is named
+    return dataclasses.replace(config, media=MediaConfig.for_server(**media), server=from_flags(ServerConfig, given))
+
+
+def _read_file(path: Path) -> argparse.Namespace:
+    """Options of a YAML file, checked as if they stood on the command line."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The config file {path} is not YAML: {' '.join(str(error).split())}.") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"The config file {path} must hold names and values, not a {type(content).__name__}.")
+    parser = Parser(prog=f"sightline serve --config {path}", add_help=False)
+    _add_options(parser)
+    known = {action.dest: action for action in parser._actions}
+    flags: list[str] = []
+    for name, value in content.items():
+        dest = str(name).replace("-", "_")
+        if dest not in known:
+            close = difflib.get_close_matches(dest, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise ConfigError(f"The config file {path} has an option {str(name)!r} that does not exist{hint}")
+        flags += _flags(dest, value, isinstance(known[dest], argparse.BooleanOptionalAction), path)
+    return parser.parse(flags)
+
+
+def _flags(name: str, value: Any, is_switch: bool, path: Path) -> Sequence[str]:
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if is_switch:
+        if not isinstance(value, bool):
+            raise ConfigError(f"The config file {path} has {name} = {value!r}, but it must be true or false.")
+        return [flag if value else "--no-" + name.replace("_", "-")]
+    if isinstance(value, list):
+        return [flag, *(str(item) for item in value)]
+    if isinstance(value, dict):
+        import json
+
+        return [f"{flag}={json.dumps(value)}"]
+    return [f"{flag}={value}"]

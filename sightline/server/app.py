@@ -1,0 +1,58 @@
+"""The HTTP application: routes, CORS, and OpenAI's shape for every error."""
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sightline import __version__
+from sightline.server.chat import ChatShape
+from sightline.server.context import ServerContext
+from sightline.server.errors import ApiError
+from sightline.server.generation import GenerationRoute
+from sightline.server.operations import operation_routes
+
+
+def make_app(context: ServerContext) -> FastAPI:
+    app = FastAPI(title="Sightline", version=__version__, redoc_url=None)
+    app.router.routes += [
+        Route("/v1/chat/completions", GenerationRoute(context, ChatShape()), methods=["POST"]),
+        *operation_routes(context),
+    ]
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _unexpected)
+    if context.config.server.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=context.config.server.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    place = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        shown = ApiError(404, f"There is no endpoint {place}.", code="unknown_endpoint")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        shown = ApiError(405, f"{place} is not offered; use {allowed}.", code="method_not_allowed", headers=error.headers)
+    else:
+        shown = ApiError(error.status_code, str(error.detail), headers=error.headers)
+    return shown.response()
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    return ApiError(422, f"The request is not valid: {error}.").response()
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return ApiError(500, f"The server failed on this request with {type(error).__name__}.").response()

@@ -1,0 +1,345 @@
+"""The engine process as the API process sees it: started, spoken to, watched, and started again when it dies.
+
+```
+starting ──Ready──► ready ──the process ends──► restarting ──pause──► starting
+    │                                                │
+    └──Refused──► failed ◄──too many restarts────────┘          close() ──► stopped, from any state
+```
+
+Each process gets a socket of its own in a private folder; a message of a dead engine can never reach its successor.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from sightline.config import Config
+from sightline.engine.messages import (
+    Abort,
+    Done,
+    Flush,
+    FromEngine,
+    News,
+    Ping,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    Stats,
+    Stop,
+    ToEngine,
+    UpdateHead,
+    add_frames,
+    decode_report,
+    encode,
+)
+from sightline.run.sampling_params import ResolvedSampling
+from sightline.server.errors import ApiError, failed, unavailable
+from sightline.server.observer import Observer
+from sightline.types import Request
+
+log = logging.getLogger("sightline.engine")
+
+RESTART_WINDOW_S = 600.0
+_STOP_PATIENCE_S = 5.0
+
+
+class EngineState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class EngineGone(ApiError):
+    """The engine died while it worked on a request."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "The engine stopped while it worked on this request.", code="engine_died")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A prompt with all that the engine needs to answer it."""
+
+    request: Request
+    sampling: ResolvedSampling
+    end_tokens: tuple[int, ...]
+    stop: tuple[str, ...]
+    priority: int
+    cache_salt: str
+    seconds: dict[str, float]  # what the stages so far took
+
+
+class Answers:
+    """News of the prompts of one HTTP request, as they come. Must be given back to `EngineClient.release` in the end."""
+
+    def __init__(self, numbers: dict[int, int], left: int) -> None:
+        self.numbers = numbers  # of each prompt in the engine → place of its first answer
+        self.left = left  # answers that have not ended
+        self._news: asyncio.Queue[UpdateHead | ApiError] = asyncio.Queue()
+
+    @property
+    def complete(self) -> bool:
+        return self.left == 0
+
+    def tell(self, news: UpdateHead | ApiError) -> None:
+        self._news.put_nowait(news)
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, UpdateHead]]]:
+        """All news that have come since the last look, with the place of the answer, until every answer has ended.
+
+        Raises ApiError where one failed.
+        """
+        while self.left:
+            batch = [await self._news.get()]
+            while not self._news.empty():
+                batch.append(self._news.get_nowait())
+            updates = []
+            for news in batch:
+                if isinstance(news, ApiError):
+                    raise news
+                if news.failure is not None:
+                    raise failed(news.failure)
+                self.left -= news.last
+                updates.append((self.numbers[news.number] + news.index, news))
+            yield updates
+
+
+class EngineClient:
+    def __init__(
+        self,
+        config: Config,
+        observer: Observer,
+        on_progress: Callable[[Progress], None],
+        on_ready: Callable[[Ready], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        """`on_failed` is called once with a sentence when the engine cannot be kept running."""
+        self._config, self._observer = config, observer
+        self._on_progress, self._on_ready, self._on_failed = on_progress, on_ready, on_failed
+        self.state = EngineState.STARTING
+        self.ready_report: Ready | None = None
+        self.stats: Stats | None = None
+        self.restarts = 0
+        self.pid: int | None = None
+        self._deaths: deque[float] = deque()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Answers] = {}
+        self._replies: dict[int, asyncio.Future[None]] = {}
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # ---- Asking
+
+    @property
+    def ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    def require_ready(self) -> None:
+        if not self.ready:
+            sentences = {
+                EngineState.STARTING: "The model is being loaded.",
+                EngineState.RESTARTING: "The engine crashed and is being started again.",
+                EngineState.STOPPED: "The server is shutting down.",
+                EngineState.FAILED: "The engine cannot be kept running.",
+            }
+            raise unavailable(sentences[self.state])
+
+    def submit(self, prompts: Sequence[Submission]) -> Answers:
+        self.require_ready()
+        numbers: dict[int, int] = {}
+        place = 0
+        for prompt in prompts:
+            numbers[next(self._numbers)] = place
+            place += prompt.sampling.n
+        answers = Answers(numbers, place)
+        for number, prompt in zip(numbers, prompts, strict=True):
+            self._answers[number] = answers
+            self._send_frames(add_frames(number, **vars(prompt)))
+        return answers
+
+    def release(self, answers: Answers) -> None:
+        """The asker is done: what has not ended, the engine ends before its next step."""
+        for number in answers.numbers:
+            if self._answers.pop(number, None) is not None and not answers.complete:
+                self._send(Abort(number))
+
+    async def flush(self) -> None:
+        await self._ask(Flush(next(self._numbers)))
+
+    async def fresh_stats(self) -> Stats:
+        """Stats as of now, not as of the last report."""
+        await self._ask(Ping(next(self._numbers)))
+        assert self.stats is not None
+        return self.stats
+
+    async def _ask(self, command: Flush | Ping) -> None:
+        self.require_ready()
+        reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._replies[command.number] = reply
+        self._send(command)
+        try:
+            await reply
+        finally:
+            self._replies.pop(command.number, None)
+
+    def _send(self, message: ToEngine) -> None:
+        self._send_frames([encode(message)])
+
+    def _send_frames(self, frames: list[Any]) -> None:
+        if self._socket is not None and self.state in (EngineState.READY, EngineState.STARTING):
+            # There is no limit on waiting messages, so it is sent at once and the future need not be awaited. Large buffers are
+            # handed over, not copied.
+            self._socket.send_multipart(frames, copy=False)
+
+    # ---- The process
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stops the engine; requests that are still in it are dropped."""
+        if self._socket is not None and self.ready:
+            self._send(Stop())
+        self.state = EngineState.STOPPED
+        process = self._process
+        if process is not None and process.returncode is None:
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_PATIENCE_S)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        try:
+            await self._supervise()
+        except Exception as error:  # a mistake of ours, or no process can be started: nobody may wait for ever
+            log.exception("The engine's supervision failed.")
+            self._lose_all()
+            self._give_up(f"The engine process cannot be supervised: {error!r}.")
+
+    async def _supervise(self) -> None:
+        while True:
+            refusal = await self._one_life()
+            if self.state is EngineState.STOPPED:
+                return
+            assert self._process is not None
+            code = self._process.returncode
+            self._lose_all()
+            if refusal is not None:
+                self._give_up(refusal)
+                return
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+            now = time.monotonic()
+            self._deaths.append(now)
+            while now - self._deaths[0] > RESTART_WINDOW_S:
+                self._deaths.popleft()
+            self.restarts += 1
+            self._observer.engine_died(self.restarts)
+            if len(self._deaths) > self._config.server.max_restarts:
+                self._give_up(f"The engine process {how}, after {len(self._deaths) - 1} restarts in ten minutes.")
+                return
+            pause = self._config.server.restart_backoff_s * 2 ** (len(self._deaths) - 1)
+            log.error("The engine process %s; restart %d follows in %.1f s.", how, len(self._deaths), pause)
+            self.state = EngineState.RESTARTING
+            await asyncio.sleep(pause)
+            self.state = EngineState.STARTING
+
+    def _give_up(self, sentence: str) -> None:
+        self.state = EngineState.FAILED
+        self._on_failed(sentence)
+
+    async def _one_life(self) -> str | None:
+        """Runs a process until it ends. Returns why it refused to load, if it did."""
+        folder = tempfile.mkdtemp(prefix="sightline-")  # readable for this user alone
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.PAIR)
+        refusal: list[str] = []
+        try:
+            for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+                socket.setsockopt(option, 0)
+            address = f"ipc://{folder}/engine"
+            socket.bind(address)
+            command = [sys.executable, "-m", "sightline.engine.process", address]
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+            self.pid, self._socket = self._process.pid, socket
+            self._send(Start(self._config))
+            reader = asyncio.create_task(self._read(socket, refusal))
+            try:
+                await self._process.wait()
+                with contextlib.suppress(TimeoutError):  # what it said last
+                    await asyncio.wait_for(asyncio.shield(reader), 0.2)
+            finally:
+                reader.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reader
+        finally:
+            self._socket = None
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+            socket.close()
+            context.term()
+            shutil.rmtree(folder, ignore_errors=True)
+        return refusal[0] if refusal else None
+
+    async def _read(self, socket: zmq.asyncio.Socket, refusal: list[str]) -> None:
+        while True:
+            report = decode_report(await socket.recv())
+            if isinstance(report, Refused):
+                refusal.append(report.message)
+            else:
+                self._take(report)
+
+    def _take(self, report: FromEngine) -> None:
+        if isinstance(report, News):
+            for update in report.updates:
+                answers = self._answers.get(update.number)
+                if answers is not None:
+                    answers.tell(update)
+        elif isinstance(report, Stats):
+            self.stats = report
+            self._observer.engine_stats(report)
+        elif isinstance(report, Done):
+            reply = self._replies.get(report.number)
+            if reply is not None and not reply.done():
+                reply.set_result(None)
+        elif isinstance(report, Progress):
+            self._on_progress(report)
+        elif isinstance(report, Ready):
+            if self.state is EngineState.STARTING:
+                self.state, self.ready_report = EngineState.READY, report
+            self._observer.engine_ready(report)
+            self._on_ready(report)
+
+    def _lose_all(self) -> None:
+        """Nobody waits for an engine that is gone."""
+        self.stats = None
+        for answers in set(self._answers.values()):
+            answers.tell(EngineGone())
+        self._answers.clear()
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineGone())
+        self._replies.clear()

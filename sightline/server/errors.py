@@ -1,0 +1,73 @@
+"""Every error a client can see, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from sightline.engine.messages import Failure
+from sightline.errors import MissingMediaError, UserError
+
+_TYPES = {  # by status; other 4xx are invalid requests, other 5xx server errors
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """A request ends with this status and sentence."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+
+
+def refused(error: UserError) -> ApiError:
+    """What a user got wrong, as found while reading their request."""
+    if isinstance(error, MissingMediaError):
+        return ApiError(404, str(error), code="media_not_found")
+    return ApiError(400, str(error))
+
+
+def failed(failure: Failure) -> ApiError:
+    """What the engine said about a request that it could not answer."""
+    if failure.kind == "missing_media":
+        return ApiError(404, failure.message, code="media_not_found")
+    return ApiError(400 if failure.kind == "invalid" else 500, failure.message)
+
+
+def too_large(limit_mb: float) -> ApiError:
+    return ApiError(413, f"The body is larger than the {limit_mb:g} MB allowed (max_request_mb).", code="request_too_large")
+
+
+def busy(message: str, after_s: int = 1) -> ApiError:
+    return ApiError(429, message, code="server_busy", headers={"Retry-After": str(after_s)})
+
+
+def unavailable(message: str, after_s: int = 2) -> ApiError:
+    return ApiError(503, message, code="engine_unavailable", headers={"Retry-After": str(after_s)})

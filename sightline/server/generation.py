@@ -1,0 +1,218 @@
+"""The way of a request for answers: read, check, prepare, submit, send, whatever the shape of its body and of its answer.
+
+A client that goes away ends the work at once, in each stage: the connection is watched from the moment the body is there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sightline.engine.messages import UpdateHead
+from sightline.errors import UserError
+from sightline.server.call import Call
+from sightline.server.context import ServerContext
+from sightline.server.engine_client import Answers
+from sightline.server.errors import ApiError, refused, unavailable
+from sightline.server.inflight import ClientGone, Entry, check_announced, read_body
+from sightline.server.parse import parse
+
+T = TypeVar("T")
+B = TypeVar("B")
+log = logging.getLogger("sightline.server")
+
+SMALL_BODY = 4096  # bytes; work on more than this is done in a thread
+CLIENT_GONE = 499
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must pass events on as they come
+]
+
+
+class Reply(Protocol):
+    """How answers are written."""
+
+    def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None: ...
+    def body(self) -> bytes: ...
+    def events(self, batch: Sequence[tuple[int, UpdateHead]]) -> bytes: ...
+    def closing(self) -> bytes: ...
+    def texts(self) -> list[str]: ...
+
+
+class Shape(Protocol[B]):
+    """What is special to one endpoint."""
+
+    route: str
+    prefix: str  # of ids
+    decoder: msgspec.json.Decoder[B]
+
+    async def prepare(self, context: ServerContext, body: B, call: Call, caller: str, off_loop: bool) -> Reply:
+        """Fills call.prompts and call.stream."""
+
+
+class GenerationRoute(Generic[B]):
+    """An ASGI endpoint."""
+
+    def __init__(self, context: ServerContext, shape: Shape[B]) -> None:
+        self._context, self._shape = context, shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(
+            self._context, self._shape, Call.begin(self._shape.route, self._shape.prefix), scope, receive, send
+        )
+        await exchange.run()
+
+
+class _Exchange(Generic[B]):
+    """One request and its response."""
+
+    def __init__(self, context: ServerContext, shape: Shape[B], call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        self._context, self._shape, self._call = context, shape, call
+        self._scope, self._receive, self._send = scope, receive, send
+        self._started = False  # the response's head has gone out
+        self._reply: Reply | None = None
+
+    async def run(self) -> None:
+        status, sentence = 200, None
+        try:
+            with self._context.ledger.open() as entry:
+                await self._answer(Headers(scope=self._scope), entry)
+        except ClientGone:
+            status, sentence = CLIENT_GONE, "The client closed the connection."
+        except asyncio.CancelledError:
+            status, sentence = 503, "The server is shutting down."
+            await self._say(unavailable(sentence))
+            raise
+        except ApiError as error:
+            status, sentence = error.status, error.message
+            await self._say(error)
+        except Exception as error:
+            log.exception("Request %s failed.", self._call.id)
+            status, sentence = 500, f"The server failed on this request with {type(error).__name__}."
+            await self._say(ApiError(500, sentence))
+        finally:
+            if self._reply is not None and self._context.config.server.log_content:
+                self._call.content["answers"] = self._reply.texts()
+            self._context.finished(self._call, status, sentence)
+
+    async def _answer(self, headers: Headers, entry: Entry) -> None:
+        server = self._context.config.server
+        check_announced(headers.get("content-length"), server.max_request_mb)
+        caller = self._context.keys.caller(headers)
+        self._context.require_serving()
+        try:
+            body = await asyncio.wait_for(read_body(self._receive, entry, server.max_request_mb), server.body_timeout_s)
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come in within {server.body_timeout_s:g} s (body_timeout_s).") from None
+        self._context.observer.request_received(self._shape.route)
+        gone = asyncio.ensure_future(_disconnected(self._receive))
+        try:
+            async with asyncio.timeout(server.request_timeout_s):
+                await _unless(gone, self._work(body, caller, entry))
+        except TimeoutError:
+            raise ApiError(
+                504, f"The request took longer than {server.request_timeout_s:g} s (request_timeout_s).", code="timeout"
+            ) from None
+        finally:
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+
+    async def _work(self, body: bytes, caller: str, entry: Entry) -> None:
+        context, call = self._context, self._call
+        try:
+            parsed = await self._parse(body)
+            reply = self._reply = await self._shape.prepare(context, parsed, call, caller, len(body) > SMALL_BODY)
+        except UserError as error:
+            raise refused(error) from None
+        held = 0
+        for prompt in call.prompts:
+            held += 16 * len(prompt.request) + sum(len(item.ref.data) for item in prompt.request.items)
+            for item in prompt.request.items:
+                context.observer.item_received(item.ref.kind, len(item.ref.data))
+        del body, parsed
+        entry.settle(held)
+        answers = context.engine.submit(call.prompts)
+        try:
+            if call.stream:
+                await self._stream(answers, reply)
+            else:
+                async for batch in answers.batches():
+                    self._note(batch)
+                    reply.take(batch)
+                await self._send_whole(reply.body())
+        finally:
+            context.engine.release(answers)
+
+    async def _parse(self, body: bytes) -> B:
+        if len(body) <= SMALL_BODY:
+            return parse(body, self._shape.decoder)
+        return await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, body, self._shape.decoder)
+
+    async def _stream(self, answers: Answers, reply: Reply) -> None:
+        """The head goes out with the first token: what fails before it is an ordinary error with a status of its own."""
+        async for batch in answers.batches():
+            self._note(batch)
+            await self._send_event(reply.events(batch))
+        await self._send_event(reply.closing())
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _note(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:
+        now = time.perf_counter()
+        for index, update in batch:
+            last = self._call.last_told.get(index)
+            if update.token_ids:
+                self._context.observer.tokens_received(len(update.token_ids), None if last is None else now - last)
+                self._call.last_told[index] = now
+            self._call.note(index, update)
+
+    async def _send_event(self, data: bytes) -> None:
+        if not data:
+            return
+        if not self._started:
+            self._started = True
+            headers = [*_EVENT_HEADERS, (b"x-request-id", self._call.id.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _send_whole(self, body: bytes) -> None:
+        self._started = True
+        await Response(body, 200, {"X-Request-Id": self._call.id}, "application/json")(self._scope, self._receive, self._send)
+
+    async def _say(self, error: ApiError) -> None:
+        """As a response, or as the last event of a stream that has begun."""
+        with contextlib.suppress(OSError):
+            if not self._started:
+                error.headers["X-Request-Id"] = self._call.id
+                await error.response()(self._scope, self._receive, self._send)
+            elif self._call.stream:
+                data = b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
+                await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unless(gone: "asyncio.Future[None]", work: Coroutine[Any, Any, T]) -> T:
+    """Does the work, unless the client goes away first."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task

@@ -1,0 +1,86 @@
+"""How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
+
+from types import TracebackType
+
+from starlette.types import Receive
+
+from sightline.server.errors import ApiError, busy, too_large
+
+_MB = 1_000_000
+
+
+class Ledger:
+    def __init__(self, max_mb: float, max_requests: int) -> None:
+        self._max_bytes, self._max_requests = int(max_mb * _MB), max_requests
+        self.bytes = 0
+        self.requests = 0
+
+    def open(self) -> "Entry":
+        if self.requests >= self._max_requests:
+            raise busy(f"The server is busy with {self.requests} requests, the most allowed (max_inflight_requests).")
+        return Entry(self)
+
+    def take(self, count: int) -> None:
+        if self.bytes + count > self._max_bytes:
+            raise busy(f"Requests in progress hold {self.bytes // _MB} MB, close to the most allowed (max_inflight_mb).")
+        self.bytes += count
+
+
+class Entry:
+    """The share of one request, given back when the block ends."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._bytes = 0
+
+    def __enter__(self) -> "Entry":
+        self._ledger.requests += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ledger.requests -= 1
+        self._ledger.bytes -= self._bytes
+        self._bytes = 0
+
+    def grow(self, count: int) -> None:
+        self._ledger.take(count)
+        self._bytes += count
+
+    def settle(self, count: int) -> None:
+        """What it holds from now on; a share may be larger than what its body was, where media were fetched."""
+        if count > self._bytes:
+            self._ledger.take(count - self._bytes)
+        else:
+            self._ledger.bytes -= self._bytes - count
+        self._bytes = count
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had its answer."""
+
+
+async def read_body(receive: Receive, entry: Entry, max_mb: float) -> bytes:
+    """The whole body. Stops reading where it grows too large, whatever its headers promised."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > max_mb * _MB:
+            raise too_large(max_mb)
+        entry.grow(len(part))
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+def check_announced(length: str | None, max_mb: float) -> None:
+    """Refuses a body by its Content-Length, before anything else is done for the request."""
+    if length is not None:
+        if not (length.isascii() and length.isdecimal()):
+            raise ApiError(400, "Content-Length is not a number.")
+        if int(length) > max_mb * _MB:
+            raise too_large(max_mb)

@@ -1,0 +1,89 @@
+"""What happens in the server, told to whoever counts: each method is one event. The default listens to nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sightline.engine.messages import Ready, Stats
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request that is over. Seconds run from when its head had come in."""
+
+    id: str
+    route: str  # as in the list of endpoints, e.g. /v1/chat/completions
+    status: int  # 499: the client left before the end
+    seconds: float
+    finish_reasons: tuple[str, ...] = ()  # one per answer
+    error: str | None = None
+    stream: bool = False
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    image_tokens: int = 0
+    video_tokens: int = 0
+    images: int = 0
+    videos: int = 0
+    encoded_items: int = 0
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds: fetch, header, prompt, queue, decode, …
+
+
+class Observer:
+    """Called on the event loop; must not block."""
+
+    def request_received(self, route: str) -> None:
+        """A request that wants an answer of the model has been read and authenticated."""
+
+    def item_received(self, kind: str, size: int) -> None:
+        """An image or a video came with a request: `size` bytes, 0 if it was named by its uuid alone."""
+
+    def tokens_received(self, tokens: int, gap_s: float | None) -> None:
+        """The engine told so many tokens of an answer, so many seconds after the ones before; None: they are its first."""
+
+    def request_finished(self, record: RequestRecord) -> None:
+        """A request is over, well or not."""
+
+    def engine_ready(self, report: Ready) -> None:
+        """An engine has been loaded: at the start, and after each restart. Its counters start from 0."""
+
+    def engine_died(self, restarts: int) -> None:
+        """The engine crashed, for the how-manieth time."""
+
+    def engine_stats(self, stats: Stats) -> None:
+        """Gauges and counters of the engine, a few times per second while it works."""
+
+
+class Observers(Observer):
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._all = observers
+
+    def request_received(self, route: str) -> None:
+        for observer in self._all:
+            observer.request_received(route)
+
+    def item_received(self, kind: str, size: int) -> None:
+        for observer in self._all:
+            observer.item_received(kind, size)
+
+    def tokens_received(self, tokens: int, gap_s: float | None) -> None:
+        for observer in self._all:
+            observer.tokens_received(tokens, gap_s)
+
+    def request_finished(self, record: RequestRecord) -> None:
+        for observer in self._all:
+            observer.request_finished(record)
+
+    def engine_ready(self, report: Ready) -> None:
+        for observer in self._all:
+            observer.engine_ready(report)
+
+    def engine_died(self, restarts: int) -> None:
+        for observer in self._all:
+            observer.engine_died(restarts)
+
+    def engine_stats(self, stats: Stats) -> None:
+        for observer in self._all:
+            observer.engine_stats(stats)

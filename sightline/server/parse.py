@@ -1,0 +1,39 @@
+"""Bytes to the types of protocol.py; what is wrong with them becomes one sentence that names the field."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from sightline.server.errors import ApiError
+
+T = TypeVar("T")
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+
+
+def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _sentence(str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _sentence(text: str) -> ApiError:
+    found = _AT.match(text)
+    assert found is not None
+    what, path = found["what"], found["path"] or ""
+    if field := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        name = f"{path}.{field[1]}" if path else field[1]
+        return ApiError(400, f"Field '{name}' is not supported.", param=name, code="unsupported_field")
+    if field := re.fullmatch(r"Object missing required field `(.*)`", what):
+        name = f"{path}.{field[1]}" if path else field[1]
+        return ApiError(400, f"Field '{name}' is missing.", param=name, code="missing_field")
+    if what.startswith("Expected `null`"):  # fields of OpenAI's API that are not offered
+        return ApiError(400, f"Field '{path}' is not supported.", param=path, code="unsupported_field")
+    if value := re.fullmatch(r"Invalid (?:enum )?value (.*)", what, re.DOTALL):
+        return ApiError(400, f"Field '{path}' is {value[1]}, which is not supported.", param=path, code="unsupported_value")
+    subject = f"Field '{path}'" if path else "The body"
+    reason = what[0].lower() + what[1:].replace("`", "'")
+    return ApiError(400, f"{subject} is wrong: {reason}.", param=path or None, code="invalid_value")

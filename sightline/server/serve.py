@@ -1,0 +1,128 @@
+"""Runs a server: the application on uvicorn, the engine beside it, signals, and an orderly end."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+import uvloop
+
+from sightline.config import Config
+from sightline.errors import ConfigError
+from sightline.models.files import read_model_files
+from sightline.server.app import make_app
+from sightline.server.auth import KeyRing
+from sightline.server.context import ServerContext, served_names
+from sightline.server.engine_client import EngineClient
+from sightline.server.inflight import Ledger
+from sightline.server.media_names import MediaNames
+from sightline.server.observer import Observer
+from sightline.server.request_log import request_log
+from sightline.server.startup_log import StartupLog
+
+
+def serve(config: Config) -> int:
+    """Serves until a signal, or until the engine cannot be kept running. Returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return uvloop.run(_Server(config).run())
+
+
+class _Server:
+    def __init__(self, config: Config) -> None:
+        self._config, self._log = config, StartupLog()
+        server = config.server
+        files = read_model_files(config.model, config.media)
+        observer = Observer()
+        self._failure: str | None = None
+        self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
+        self._socket = _listen(server.host, server.port)
+        self.context = ServerContext(
+            config=config,
+            files=files,
+            engine=EngineClient(config, observer, self._log.progress, self._log.ready, self._failed),
+            observer=observer,
+            pool=self._pool,
+            keys=KeyRing(server.api_key, server.admin_api_key),
+            ledger=Ledger(server.max_inflight_mb, server.max_inflight_requests),
+            names=MediaNames(server.max_known_uuids),
+            model_names=served_names(config),
+            started=int(time.time()),
+            draining=asyncio.Event(),
+            log_request=request_log(server.log_requests),
+        )
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                make_app(self.context),
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=math.ceil(server.drain_timeout_s),
+            )
+        )
+
+    async def run(self) -> int:
+        host, port = self._socket.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self._log.say(f"Serving {', '.join(self.context.model_names)} on http://{shown}:{port} once it is loaded.")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        self.context.engine.start()
+        try:
+            await self._uvicorn.serve([self._socket])
+        finally:
+            await self.context.engine.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._failure is not None:
+            print(f"sightline: {self._failure}", file=sys.stderr)
+            return 1
+        return 0
+
+    def _failed(self, sentence: str) -> None:
+        self._log.end_progress()
+        self._failure = sentence
+        self._uvicorn.should_exit = True
+
+    def _stop(self) -> None:
+        """The first signal: no more requests, and those in progress may end within drain_timeout_s. A second one ends them."""
+        if self.context.draining.is_set():
+            self._uvicorn.force_exit = True
+        elif self.context.ledger.requests:
+            limit = self._config.server.drain_timeout_s
+            self._log.say(f"Stopping: {self.context.ledger.requests} requests in progress may end within {limit:g} s.")
+        self.context.draining.set()
+        self._uvicorn.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a port in use is known before a model is loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+    listener.setblocking(False)
+    listener.listen(1024)
+    return listener

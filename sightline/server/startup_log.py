@@ -1,0 +1,57 @@
+"""What a person sees at the start: the progress of loading, where the memory goes, where to ask."""
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sightline.engine import messages
+
+
+class StartupLog:
+    """Writes to standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self._bar: Progress | None = None
+        self._quarter = -1
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def progress(self, report: messages.Progress) -> None:
+        if self._console.is_terminal:
+            if self._bar is None:
+                columns = (TextColumn("weights"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+                self._bar = Progress(*columns, console=self._console, transient=True)
+                self._bar.start()
+                self._bar.add_task("weights", total=report.total)
+            self._bar.update(self._bar.task_ids[0], completed=report.done)
+        elif 4 * report.done // report.total > self._quarter:
+            self._quarter = 4 * report.done // report.total
+            self.say(f"Loading weights: {report.done} of {report.total} parameters.")
+
+    def end_progress(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar, self._quarter = None, -1
+
+    def ready(self, report: messages.Ready) -> None:
+        self.end_progress()
+        memory = report.memory
+        table = Table("memory", "", "room for", box=None, pad_edge=False)
+        table.add_row("weights", _size(memory.weights), report.dtype)
+        table.add_row("keys and values", _size(memory.kv_cache), f"{memory.kv_tokens:,} tokens")
+        table.add_row("embedding rows", _size(memory.embeddings), f"{memory.embedding_rows:,} rows of images and videos")
+        if memory.host_embeddings:
+            table.add_row("rows on the host", _size(memory.host_embeddings), "rows that fell out of the above")
+        self._console.print(table)
+        self.say(
+            f"The model is ready on {report.device} after {report.load_seconds:.1f} s; "
+            f"prompt and answer may have {report.max_model_len:,} tokens."
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1024**3:.2f} GiB" if count >= 1024**3 else f"{count / 1024**2:.1f} MiB"
