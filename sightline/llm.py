@@ -15,6 +15,7 @@ from sightline.engine.engine import Update
 from sightline.engine.load import load_engine
 from sightline.engine.thread import EngineThread
 from sightline.errors import ConfigError, PromptError
+from sightline.grammar.compile import check as check_form
 from sightline.models.files import read_model_files
 from sightline.prompt.request import build_request, build_request_from_text, load_item
 from sightline.run.sampling_params import resolve_sampling
@@ -183,6 +184,8 @@ class LLM:
     ) -> int:
         clock = StageClock()
         sampling = resolve_sampling(params, self.defaults.sampling, self.spec.text.vocab_size)
+        if params.structured is not None:
+            check_form(params.structured, self.tokenizer)
         ends = frozenset(params.stop_token_ids)
         return self._thread.submit(
             listener,

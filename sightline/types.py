@@ -79,6 +79,7 @@ class StructuredOutput:
 
     kind: Literal["json_schema", "json_object", "regex", "lark"]
     text: str = ""
+    after_reasoning: bool = False  # it is the form of what follows </think>; before, anything goes
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,16 @@ class Answer:
             self.first_token = time.perf_counter()
         count = len(self.sequence.output)
         early = count < self.row.sampling.min_tokens
+        grammar = self.row.grammar
         reason: FinishReason | None = None
-        if token in self.end_tokens and not early:
+        # Before min_tokens an end token comes only where a grammar left nothing else.
+        if token in self.end_tokens and (not early or (grammar is not None and grammar.may_end)):
             reason, delta = "stop", ""
         else:
             delta = self.text.push([token])
-            if self.text.stopped:
+            if grammar is not None:
+                grammar.advance(token)
+            if self.text.stopped or (grammar is not None and grammar.complete):
                 reason = "stop"
         if reason is None and count >= self.sequence.max_tokens:
             reason = "length"

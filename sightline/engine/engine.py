@@ -13,7 +13,8 @@ from sightline.cache.pages import PageCache
 from sightline.config import EngineConfig
 from sightline.engine.answers import Answer, FinishReason
 from sightline.engine.memory import BLOCK_ROWS, plan_memory
-from sightline.errors import UserError
+from sightline.errors import PromptError, UserError
+from sightline.grammar.compile import compile_grammar
 from sightline.models.model import VisionLanguageModel
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
@@ -104,6 +105,7 @@ class Engine:
     ) -> int:
         """Queues a request and returns its id. What can never fit is refused here. Smaller priorities go first."""
         request_id = next(self._numbers)
+        grammar = compile_grammar(sampling.structured, self.tokenizer) if sampling.structured is not None else None
         room = self.max_model_len - max(len(request), len(request) + request.position_delta)
         root = self._root_key(request_id, cache_salt)
         answers: list[Answer] = []
@@ -125,7 +127,7 @@ class Engine:
                 output_ids=sequence.output,
                 # without a seed of its own a request has its own luck, and a whole run is still repeatable
                 generator=make_generator(sampling.seed, self.default_seed + request_id, index),
-                banned_ids=(),
+                grammar=grammar.matcher(end_tokens) if grammar is not None else None,
             )
             text = IncrementalText(self.tokenizer, stop, min_tokens=sampling.min_tokens)
             answers.append(
@@ -135,6 +137,11 @@ class Engine:
         self._requests[request_id] = answers
         self._answers |= {answer.sequence.id: answer for answer in answers}
         return request_id
+
+    def prepare(self, sampling: ResolvedSampling) -> None:
+        """Does what `add` would take long for. From any thread, so that steps need not wait for it."""
+        if sampling.structured is not None:
+            compile_grammar(sampling.structured, self.tokenizer)
 
     def _root_key(self, request_id: int, cache_salt: str) -> bytes:
         """Page keys start from the weights and the tenant; without prefix caching, from the request itself."""
@@ -239,12 +246,16 @@ class Engine:
         return tokens, _read_logprobs(sampling, ids, sampled)
 
     def _take_tokens(self, chunks: Seq[Chunk], tokens: dict[int, int], logprobs: dict[int, TokenLogprob]) -> list[Update]:
-        updates = []
+        updates: list[Update] = []
         for chunk in chunks:
             sequence = chunk.sequence
-            if sequence.id not in tokens:
+            if sequence.id not in tokens or sequence.id not in self._answers:  # another answer to the request has failed
                 continue
             answer, token = self._answers[sequence.id], tokens[sequence.id]
+            if answer.row.grammar is not None and answer.row.grammar.error is not None:
+                fault = f"The answer cannot go on in the form asked for: {answer.row.grammar.error}."
+                updates += self._fail([sequence], PromptError(fault))
+                continue
             told = (logprobs[sequence.id],) if sequence.id in logprobs else ()
             answer.logprobs += told
             delta, reason = answer.take_token(token, self.tokenizer)

@@ -65,7 +65,7 @@ def write_byte_tokenizer(folder: str | Path, special_tokens: Mapping[str, int], 
     in_order = sorted(special_tokens.items(), key=lambda token: token[1])
     # An added token that the model's vocabulary knows takes its id from there; one it does not know would be given the next
     # free id. Listing the special strings in both is what makes gaps in the ids possible.
-    vocabulary = {char: byte for byte, char in enumerate(_byte_characters())} | dict(in_order)
+    vocabulary = {char: byte for byte, char in enumerate(byte_characters())} | dict(in_order)
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -118,7 +118,7 @@ def _added_token(name: str) -> dict[str, Any]:
     return {"content": name, **flags, "special": name not in _VISIBLE}
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The printable stand-in of each byte in a byte-level vocabulary: itself if visible Latin-1, else 256, 257, … in turn."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = iter(range(256, 512))

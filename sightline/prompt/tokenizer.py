@@ -1,7 +1,9 @@
 """Text to token ids and back, over the `tokenizers` library: the same ids as transformers, without its import time."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -74,6 +76,10 @@ class Tokenizer:
         if token is None:
             raise CheckpointError(f"{self.origin} has no token with id {token_id}.")
         return str(token)
+
+    def definition(self) -> dict[str, Any]:
+        """What tokenizer.json says: model, vocabulary, added tokens, decoder. Takes a while for a large vocabulary."""
+        return dict(json.loads(self._backend.to_str()))
 
     @property
     def vocab_size(self) -> int:

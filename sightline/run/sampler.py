@@ -1,7 +1,7 @@
 """From the logits of many sequences to one token each, on the device and without waiting for it.
 
 The order is transformers': bias, penalties, bans, temperature, top-k, top-p, min-p. Greedy rows take the best score after the
-bans; the others draw by inverse CDF with one uniform number of their own generator.
+bans; the others draw by inverse CDF with one uniform number of their own generator. A grammar is a ban on many tokens.
 
 The one idea: a row's chances are kept as *integers*, exp(score - best score) in units of 2^-34 or so, and nothing is ever
 normalised. Sums of integers do not depend on the order of adding, so a row gets the same token whatever batch it is in, and on
@@ -29,6 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sightline.grammar.matcher import Matcher, allowed_tokens
+from sightline.ops.token_mask import forbid_tokens
 from sightline.run.sampling_params import ResolvedSampling, make_generator
 from sightline.vision.transfer import send
 
@@ -47,6 +49,7 @@ class SamplingRow:
     output_ids: Sequence[int]  # read when a penalty is on; may be a list that grows, and only its new end is read
     generator: np.random.Generator  # the answer's own: one uniform number per sampled token, none when greedy
     banned_ids: Sequence[int] = ()  # end tokens while min_tokens is not reached
+    grammar: Matcher | None = None  # which tokens may come, if the answer must have a form
     # The ids that penalties count, as an array: turning lists into arrays at every step would take longer than the penalties.
     _ids: NDArray[np.int64] | None = field(default=None, init=False, repr=False)  # distinct prompt ids, answer, room
     _prompt: int = field(default=0, init=False, repr=False)  # how many distinct ids
@@ -111,8 +114,9 @@ def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     biased = [i for i, row in enumerate(rows) if row.sampling.logit_bias]
     repeating = [i for i, row in enumerate(rows) if row.sampling.repetition_penalty != 1.0]
     counted = [i for i, row in enumerate(rows) if row.sampling.presence_penalty or row.sampling.frequency_penalty]
-    banned = [i for i, row in enumerate(rows) if len(row.banned_ids)]
-    if not (biased or repeating or counted or banned):
+    banned = [i for i, row in enumerate(rows) if len(row.banned_ids) and row.grammar is None]
+    formed = [i for i, row in enumerate(rows) if row.grammar is not None]
+    if not (biased or repeating or counted or banned or formed):
         return logits
     scores = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if biased:
@@ -124,6 +128,8 @@ def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     if banned:
         cells = _cells([rows[i].banned_ids for i in banned], banned, scores.shape[1])
         scores.view(-1).index_fill_(0, send(cells, scores.device), -torch.inf)
+    if formed:
+        _keep_to_grammars(scores, rows, formed)
     return scores
 
 
@@ -156,6 +162,13 @@ def _penalise_counts(scores: Tensor, rows: Sequence[SamplingRow], places: list[i
     frequency, presence = send(np.array(pairs, np.float32).T, device).unsqueeze(-1)  # each [rows, 1]
     at = send(np.array(places), device)
     scores.index_copy_(0, at, _rows(scores, at) - counts * frequency - (counts > 0) * presence)
+
+
+def _keep_to_grammars(scores: Tensor, rows: Sequence[SamplingRow], places: list[int]) -> None:
+    """The masks are made here, while the device still computes the logits."""
+    matchers = [matcher for i in places if (matcher := rows[i].grammar) is not None]
+    allowed = allowed_tokens(matchers, [rows[i].banned_ids for i in places], scores.shape[1])
+    forbid_tokens(scores, send(allowed, scores.device), send(np.array(places), scores.device))
 
 
 def _cells(ids: Sequence[Sequence[int] | NDArray[Any]], places: Sequence[int], vocab: int) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sightline.errors import PromptError
-from sightline.types import SamplingParams
+from sightline.types import SamplingParams, StructuredOutput
 
 GREEDY_BELOW = 1e-5  # generation configs write 1e-6 for greedy
 MAX_TOP_LOGPROBS = 20  # as the OpenAI API
@@ -31,6 +31,7 @@ class ResolvedSampling:
     n: int
     logprobs: bool
     top_logprobs: int
+    structured: StructuredOutput | None = None  # checked by whoever compiles it
 
     @property
     def greedy(self) -> bool:
@@ -70,6 +71,7 @@ def resolve_sampling(params: SamplingParams, defaults: Mapping[str, float], voca
         n=params.n,
         logprobs=params.logprobs,
         top_logprobs=params.top_logprobs,
+        structured=params.structured,
     )
     _check(resolved, vocab_size)
     return resolved

@@ -12,8 +12,8 @@ Let me look.                               content
 ```
 
 A call is `<tool_call>`, a JSON object with a name and (if any) arguments that are an object, and `</tool_call>` or the end of
-the answer. Whatever else follows `<tool_call>` is content, the tag too. So that this holds for a stream, a call is given out when
-it is complete; only where a grammar makes sure of its form (`forced_calls`) do arguments go out while they are written.
+the answer. Whatever else follows `<tool_call>` is content, the tag too. So that this holds for a stream, a call is given out
+when it is complete; only where a grammar makes sure of its form (`forced_calls`) do arguments go out while they are written.
 
 Dropped are the tags, newlines on both sides of them around reasoning, and white space of content before the first and after the
 last text if calls are there. All else comes out, and the same however the text was cut.

@@ -1,0 +1,156 @@
+"""Forms of answers, compiled: once per form and tokenizer, within limits that keep a hostile one from holding up the others."""
+
+import functools
+import json
+import re
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from sightline.errors import PromptError
+from sightline.grammar.json_style import with_style
+from sightline.grammar.matcher import Matcher, allowed_ids
+from sightline.grammar.vocabulary import vocabulary_of
+from sightline.prompt.tokenizer import Tokenizer
+from sightline.types import StructuredOutput
+
+MAX_CHARACTERS = 65_536  # of a schema, an expression or a grammar; compiling one of this size takes a few tenths of a second
+MAX_CACHED = 64
+TRIAL_STEPS = 16
+# Units of work of the library: about 4 ms for a step of the lexer, 2 ms for the parser. Beyond them a request fails.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 5_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+_THOUGHT = r"""start: thought gap @answer
+thought[lazy]: /(?s:.*)<\/think>/
+gap: /\n{0,2}/
+"""
+_NOUNS = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regular expression", "lark": "Lark grammar"}
+
+
+def check(structured: StructuredOutput, tokenizer: Tokenizer) -> None:
+    """Raises a PromptError if answers cannot have this form. The first call for a tokenizer takes about a second.
+
+    Beside compiling, it goes some steps along one answer, so that what is too complex is found before it is queued.
+    """
+    trial = compile_grammar(structured, tokenizer).matcher(frozenset())
+    chance = np.random.default_rng(0)
+    for step in range(TRIAL_STEPS):
+        ids = allowed_ids(trial, tokenizer.vocab_size)
+        if trial.error is not None:
+            raise _refusal(structured, _first_fault(trial.error))
+        if not len(ids):
+            if step == 0:
+                raise _refusal(structured, "it allows an empty answer only")
+            return
+        trial.advance(int(chance.choice(ids)))
+        if trial.complete:
+            return
+
+
+def compile_grammar(structured: StructuredOutput, tokenizer: Tokenizer) -> "Grammar":
+    """The compiled form, from the cache if it is there. Safe to call from several threads."""
+    cache = _cache_of(tokenizer)
+    found = cache.get(structured)
+    if found is None:
+        found = Grammar(_compile(structured, tokenizer), tokenizer.vocab_size)
+        cache.put(structured, found)
+    return found
+
+
+class Grammar:
+    """A compiled form: the state at the beginning of an answer."""
+
+    def __init__(self, beginning: llguidance.LLMatcher, end: int) -> None:
+        self._beginning, self._end = beginning, end
+
+    def matcher(self, end_tokens: frozenset[int]) -> Matcher:
+        """The state of a new answer."""
+        return Matcher(self._beginning.deep_copy(), self._end, end_tokens)
+
+
+class _Cache:
+    """The forms used last."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, structured: StructuredOutput) -> Grammar | None:
+        with self._lock:
+            if structured in self._entries:
+                self._entries.move_to_end(structured)
+            return self._entries.get(structured)
+
+    def put(self, structured: StructuredOutput, grammar: Grammar) -> None:
+        with self._lock:
+            self._entries[structured] = grammar
+            if len(self._entries) > MAX_CACHED:
+                self._entries.popitem(last=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _cache_of(tokenizer: Tokenizer) -> _Cache:
+    return _Cache()
+
+
+def _compile(structured: StructuredOutput, tokenizer: Tokenizer) -> llguidance.LLMatcher:
+    if structured.kind not in _NOUNS:
+        raise PromptError(f"There is no structured output of kind {structured.kind!r}; there are {', '.join(_NOUNS)}.")
+    if len(structured.text) > MAX_CHARACTERS:
+        raise _refusal(structured, f"it has {len(structured.text)} characters, but at most {MAX_CHARACTERS} are allowed")
+    if any("\ud800" <= char <= "\udfff" for char in structured.text):
+        raise _refusal(structured, "it has a lone surrogate")
+    parts = [{"name": "answer", **_source(structured)}]
+    if structured.after_reasoning:
+        parts.insert(0, {"name": "thought", "lark_grammar": _THOUGHT})
+    matcher = llguidance.LLMatcher(
+        vocabulary_of(tokenizer), json.dumps({"grammars": parts}), log_level=0, limits=llguidance.LLParserLimits(**_LIMITS)
+    )
+    if matcher.is_error():
+        raise _refusal(structured, _first_fault(matcher.get_error()))
+    return matcher
+
+
+def _source(structured: StructuredOutput) -> dict[str, Any]:
+    """One grammar in the library's own notation."""
+    if structured.kind == "regex":
+        if not structured.text:
+            raise PromptError("The regular expression for the answer is empty.")
+        return {"lark_grammar": f"start: /{llguidance.regex_to_lark(structured.text)}/"}
+    if structured.kind == "lark":
+        return {"lark_grammar": structured.text}
+    if structured.kind == "json_object":
+        return {"json_schema": with_style({"type": "object"})}
+    try:
+        schema = json.loads(structured.text)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"The JSON schema for the answer is not JSON: {error}.") from None
+    if not isinstance(schema, dict):
+        raise PromptError(f"The JSON schema for the answer must be an object, not {structured.text[:40]!r}.")
+    return {"json_schema": with_style(schema)}
+
+
+def _refusal(structured: StructuredOutput, fault: str) -> PromptError:
+    shown = f" {structured.text[:80]!a}" if structured.kind == "regex" else ""
+    return PromptError(f"The {_NOUNS[structured.kind]}{shown} for the answer cannot be used: {fault}.")
+
+
+def _first_fault(message: str) -> str:
+    """One line of what the library says, which may be a page with the source and pointers into it."""
+    if message.startswith("NoExtension"):
+        return "no answer fits it"
+    if re.search(r"Current row has|too many|fuel|too complex|too big", message):
+        return "it is too complex"
+    pointed = re.search(r"^error: (.*)$", message, re.MULTILINE)
+    line = pointed.group(1) if pointed else re.sub(r"^at \d+\(\d+\): ", "", message.strip().split("\n")[0])
+    return line.strip().rstrip(".")[:200]
