@@ -12,9 +12,10 @@ from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
 from sightline.config import EngineConfig
 from sightline.engine.answers import Answer, FinishReason
+from sightline.engine.forming import Forming
 from sightline.engine.memory import BLOCK_ROWS, plan_memory
 from sightline.errors import PromptError, UserError
-from sightline.grammar.compile import compile_grammar
+from sightline.grammar.compile import Grammar
 from sightline.models.model import VisionLanguageModel
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
@@ -85,12 +86,13 @@ class Engine:
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
+        self._forming = Forming(tokenizer)  # requests that are not in the schedule yet
         self._numbers = itertools.count()
         self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # not read yet
 
     @property
     def has_work(self) -> bool:
-        return self.schedule.has_work
+        return self.schedule.has_work or len(self._forming) > 0
 
     def add(
         self,
@@ -103,9 +105,9 @@ class Engine:
         cache_salt: str = "",
         clock: StageClock | None = None,
     ) -> int:
-        """Queues a request and returns its id. What can never fit is refused here. Smaller priorities go first."""
+        """Queues a request and returns its id. What can never fit is refused here (if its grammar must be compiled first, with
+        an update). Smaller priorities go first."""
         request_id = next(self._numbers)
-        grammar = compile_grammar(sampling.structured, self.tokenizer) if sampling.structured is not None else None
         room = self.max_model_len - max(len(request), len(request) + request.position_delta)
         root = self._root_key(request_id, cache_salt)
         answers: list[Answer] = []
@@ -127,21 +129,36 @@ class Engine:
                 output_ids=sequence.output,
                 # without a seed of its own a request has its own luck, and a whole run is still repeatable
                 generator=make_generator(sampling.seed, self.default_seed + request_id, index),
-                grammar=grammar.matcher(end_tokens) if grammar is not None else None,
             )
             text = IncrementalText(self.tokenizer, stop, min_tokens=sampling.min_tokens)
             answers.append(
                 Answer(request_id, index, sequence, row, end_tokens, text, clock or StageClock(), time.perf_counter())
             )
-        admit(self.schedule, [answer.sequence for answer in answers])
+        grammar = self._forming.start(request_id, sampling.structured) if sampling.structured is not None else None
+        if sampling.structured is None or grammar is not None:
+            self._admit(answers, grammar)
         self._requests[request_id] = answers
-        self._answers |= {answer.sequence.id: answer for answer in answers}
         return request_id
 
-    def prepare(self, sampling: ResolvedSampling) -> None:
-        """Does what `add` would take long for. From any thread, so that steps need not wait for it."""
-        if sampling.structured is not None:
-            compile_grammar(sampling.structured, self.tokenizer)
+    def _admit(self, answers: Seq[Answer], grammar: Grammar | None) -> None:
+        for answer in answers:
+            answer.row.grammar = grammar.matcher(answer.end_tokens) if grammar is not None else None
+        admit(self.schedule, [answer.sequence for answer in answers])
+        self._answers |= {answer.sequence.id: answer for answer in answers}
+
+    def _admit_formed(self) -> list[Update]:
+        """Requests whose grammar is ready join the schedule."""
+        updates = []
+        for request_id, grammar in self._forming.take_ready(idle=not self.schedule.has_work):
+            answers = self._requests[request_id]
+            try:
+                if isinstance(grammar, Exception):
+                    raise grammar
+                self._admit(answers, grammar)
+            except Exception as error:
+                del self._requests[request_id]
+                updates += [Update(request_id, answer.index, error=error) for answer in answers]
+        return updates
 
     def _root_key(self, request_id: int, cache_salt: str) -> bytes:
         """Page keys start from the weights and the tenant; without prefix caching, from the request itself."""
@@ -153,9 +170,11 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Plans a step, runs it, and says what it brought."""
+        formed = self._admit_formed()
         step = plan_step(self.schedule)
         self._note_starts(step.chunks)
-        updates, step = self._encode(step)
+        failed, step = self._encode(step)
+        updates = formed + failed
         if not step.chunks:
             complete_step(self.schedule, step, {})
             return updates
@@ -289,6 +308,10 @@ class Engine:
     def abort(self, request_id: int) -> bool:
         """Ends a request in whatever state it is. False if it is not there (any more)."""
         answers = list(self._requests.get(request_id, ()))
+        if answers and answers[0].sequence.id not in self._answers:  # its grammar is not ready
+            self._forming.drop(request_id)
+            del self._requests[request_id]
+            return True
         for answer in answers:
             self._forget(answer)
         return bool(answers)
@@ -313,6 +336,7 @@ class Engine:
         assert {s.id for s in (*self.schedule.waiting, *self.schedule.running)} == set(self._answers)
 
     def close(self) -> None:
+        self._forming.close()
         self.runner.close()
 
 

@@ -37,7 +37,6 @@ class EngineThread:
             self._answers_left[request_id] = arguments["sampling"].n
             return request_id
 
-        self._engine.prepare(arguments["sampling"])
         return self.call(add)
 
     def abort(self, request_id: int) -> None:

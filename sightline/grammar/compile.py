@@ -59,12 +59,16 @@ def check(structured: StructuredOutput, tokenizer: Tokenizer) -> None:
 
 def compile_grammar(structured: StructuredOutput, tokenizer: Tokenizer) -> "Grammar":
     """The compiled form, from the cache if it is there. Safe to call from several threads."""
-    cache = _cache_of(tokenizer)
-    found = cache.get(structured)
+    found = find_grammar(structured, tokenizer)
     if found is None:
         found = Grammar(_compile(structured, tokenizer), tokenizer.vocab_size)
-        cache.put(structured, found)
+        _cache_of(tokenizer).put(structured, found)
     return found
+
+
+def find_grammar(structured: StructuredOutput, tokenizer: Tokenizer) -> "Grammar | None":
+    """The compiled form if it is in the cache."""
+    return _cache_of(tokenizer).get(structured)
 
 
 class Grammar:
