@@ -1,10 +1,8 @@
-"""Examples of the generator as batches whose samples share one layout, made in processes beside the training.
+"""Examples of the generator as batches whose samples share one layout.
 
-Each process fills buckets by layout (picture sizes, frames, images) and hands a bucket over when it is full.
+Buckets are filled by layout (picture sizes, frames, images, length of the prompt) and handed over when they are full.
 """
 
-import multiprocessing as mp
-import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +21,32 @@ from sightline.types import ImageHeader, MediaItem, MediaRef
 
 PATCH, MERGE, TEMPORAL = 16, 2, 2
 IGNORED = -100  # label of a token that is not learnt
+LENGTHS = 32  # prompts are padded to multiples of it: a graph is captured for each length
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """What all samples of a batch share. Two batches with equal layouts can be mixed."""
+
+    skill: str
+    shape: tuple[int, int, int]  # images of a sample or frames of its video, height, width
+    tokens: int  # of the prompt with its answers, padded at the end
+    grid: tuple[int, int, int]  # of each image, or of the video: temporal groups, rows, columns, in patches
+    items: int  # images per sample; 1 for a video
+    spans: tuple[tuple[int, int], ...]  # (first token, rows) in the order of the rows
+
+    @property
+    def video(self) -> bool:
+        return self.skill == "video"
 
 
 @dataclass(frozen=True)
 class Batch:
-    skill: str
+    layout: BatchLayout
     pixels: NDArray[np.uint8]  # [batch, frames, height, width, 3]: images of a sample, or frames of its video
     token_ids: NDArray[np.int64]  # [batch, tokens], padded at the end
     labels: NDArray[np.int64]  # [batch, tokens]: the token itself inside answers, else IGNORED
     positions: NDArray[np.int64]  # [3, tokens]
-    grid: tuple[int, int, int]
-    items: int
-    spans: tuple[tuple[int, int], ...]
     texts: tuple[str, ...]  # what is written in the picture, for the reading loss; empty where nothing is
     answers: tuple[str, ...]  # of the first turn
     prompts: tuple[int, ...]  # tokens before the first answer
@@ -66,7 +78,7 @@ class Encoder:
             found.append(MediaItem(MediaRef("image", b"", b"", header, ""), b"", grid, image.shape[:2], (), (), _rows(grid)))
         return found
 
-    def encode(self, example: Example) -> tuple[NDArray[np.int64], NDArray[np.int64], Any, list[MediaItem], int]:
+    def encode(self, example: Example) -> "Encoded":
         """(ids, labels, spans, items, tokens before the first answer)"""
         kind = "video" if example.frames is not None else "image"
         items = self.items(example)
@@ -100,32 +112,37 @@ def _find(ids: NDArray[np.int64], mark: list[int], start: int) -> int:
     return -1
 
 
-def layout_key(example: Example) -> tuple[Any, ...]:
+Encoded = tuple[NDArray[np.int64], NDArray[np.int64], Any, list[MediaItem], int]
+
+
+def layout_of(example: Example, encoded: Encoded) -> BatchLayout:
+    ids, _, spans, items, _ = encoded
     pixels = example.frames if example.frames is not None else np.stack(example.images)
-    return (example.frames is not None, pixels.shape, example.fps if example.frames is not None else 0)
+    count, height, width = pixels.shape[:3]
+    padded = -(-len(ids) // LENGTHS) * LENGTHS
+    places = tuple((span.start, span.count) for span in spans)
+    return BatchLayout(example.skill, (count, height, width), padded, items[0].grid, len(items), places)
 
 
 def make_batch(examples: list[Example], encoder: Encoder) -> Batch:
+    """Of examples whose layouts differ in length at most."""
     encoded = [encoder.encode(example) for example in examples]
-    longest = -(-max(len(ids) for ids, *_ in encoded) // 16) * 16
-    token_ids = np.full((len(examples), longest), encoder.pad, np.int64)
-    labels = np.full((len(examples), longest), IGNORED, np.int64)
+    layout = max((layout_of(*pair) for pair in zip(examples, encoded, strict=True)), key=lambda one: one.tokens)
+    token_ids = np.full((len(examples), layout.tokens), encoder.pad, np.int64)
+    labels = np.full((len(examples), layout.tokens), IGNORED, np.int64)
     for row, (ids, own_labels, *_) in enumerate(encoded):
         token_ids[row, : len(ids)] = ids
         labels[row, : len(ids)] = own_labels
     _, _, spans, items, _ = encoded[0]
-    positions, _ = mrope_positions(longest, items, spans, MERGE, "qwen3", 1.0)
+    positions, _ = mrope_positions(layout.tokens, items, spans, MERGE, "qwen3", 1.0)
     pixels = [e.frames if e.frames is not None else np.stack(e.images) for e in examples]
-    reads = examples[0].skill in ("sign", "phone") and len(items) == 1
+    reads = layout.skill in ("sign", "phone")
     return Batch(
-        skill=examples[0].skill,
+        layout=layout,
         pixels=np.stack(pixels),
         token_ids=token_ids,
         labels=labels,
         positions=positions.astype(np.int64),
-        grid=items[0].grid,
-        items=len(items),
-        spans=tuple((span.start, span.count) for span in spans),
         texts=tuple(e.turns[0].answer if reads else "" for e in examples),
         answers=tuple(e.turns[0].answer for e in examples),
         prompts=tuple(first for *_, first in encoded),
@@ -135,48 +152,23 @@ def make_batch(examples: list[Example], encoder: Encoder) -> Batch:
 def batches(
     folder: Path, split: str, size: int, first_seed: int, stride: int, level: Any, skills: dict[str, float]
 ) -> Iterator[Batch]:
-    """Endless. Seeds first_seed, first_seed + stride, … so that processes do not repeat each other."""
+    """Endless. Seeds first_seed, first_seed + stride, … so that processes do not repeat each other.
+
+    `level` is a number, or something shared whose `value` may rise while this runs: then half of the examples are easier.
+    """
     encoder = Encoder(folder)
-    buckets: dict[tuple[Any, ...], list[Example]] = {}
+    buckets: dict[BatchLayout, list[Example]] = {}
     names, weights = list(skills), np.cumsum(list(skills.values())) / sum(skills.values())
     seed = first_seed
     while True:
-        skill = names[int(np.searchsorted(weights, np.random.default_rng(seed).random()))]
-        example = make_example(seed, split, skill, level.value if hasattr(level, "value") else level)
-        bucket = buckets.setdefault((skill, *layout_key(example)), [])
+        random = np.random.default_rng(seed)
+        skill = names[int(np.searchsorted(weights, random.random()))]
+        hardest = level.value if hasattr(level, "value") else level
+        easier = hasattr(level, "value") and hardest < 1 and random.random() < 0.5
+        example = make_example(seed, split, skill, hardest * random.random() if easier else hardest)
+        bucket = buckets.setdefault(layout_of(example, encoder.encode(example)), [])
         bucket.append(example)
         if len(bucket) == size:
             yield make_batch(bucket, encoder)
             bucket.clear()
         seed += stride
-
-
-def _work(
-    place: int, workers: int, out: "mp.Queue[Batch]", folder: Path, size: int, seed: int, level: Any, skills: dict[str, float]
-) -> None:
-    for batch in batches(folder, "train", size, seed + place, workers, level, skills):
-        out.put(batch)
-
-
-class Feed:
-    """Batches from several processes; `level` can be turned up while they run."""
-
-    def __init__(self, folder: Path, workers: int, size: int, seed: int, skills: dict[str, float], level: float) -> None:
-        self.level = mp.Value("d", level)
-        self._queue: mp.Queue[Batch] = mp.Queue(maxsize=4 * workers)
-        arguments = (workers, self._queue, folder, size, seed, self.level, skills)
-        self._workers = [mp.Process(target=_work, args=(place, *arguments), daemon=True) for place in range(workers)]
-        for worker in self._workers:
-            worker.start()
-        self.waited = 0
-
-    def next(self) -> Batch:
-        try:
-            return self._queue.get_nowait()
-        except queue.Empty:
-            self.waited += 1
-            return self._queue.get()
-
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.terminate()

@@ -52,10 +52,10 @@ def test_prompts_are_the_packages(folder: Path, skill: str) -> None:
 
 def test_batches_share_a_layout_and_do_not_repeat(folder: Path) -> None:
     source = batches(folder, "train", 4, 0, 1, 1.0, {"sign": 1.0, "two_images": 1.0})
-    seen: set[tuple[str, ...]] = set()
+    seen: set[bytes] = set()
     for _ in range(6):
         batch = next(source)
-        assert batch.pixels.shape[:2] == (4, batch.items)
-        assert (batch.texts[0] != "") == (batch.skill == "sign")
-        assert batch.answers not in seen
-        seen.add(batch.answers)
+        assert batch.pixels.shape == (4, *batch.layout.shape, 3) and batch.token_ids.shape == (4, batch.layout.tokens)
+        assert (batch.texts[0] != "") == (batch.layout.skill == "sign")
+        assert batch.pixels.tobytes() not in seen
+        seen.add(batch.pixels.tobytes())
