@@ -1,8 +1,8 @@
 """Bounds on what parsing and decoding a JPEG may cost, found by walking its markers.
 
 A JPEG is a list of segments, then scans of coded pixels. Pillow handles each segment in Python: millions of empty comments,
-EXIF in thousands of pieces (joined anew with each) or Photoshop blocks without end would keep it busy for minutes. Decoding
-goes over the whole picture once per scan, and an empty scan takes some hundred bytes.
+or EXIF in thousands of pieces (joined anew with each), would keep it busy for minutes. Decoding goes over the whole picture
+once per scan, and a scan that changes nothing takes some hundred bytes.
 """
 
 import re
@@ -15,18 +15,16 @@ from sightline.errors import MediaError
 START = b"\xff\xd8\xff"
 MAX_SEGMENTS = 4096
 MAX_EXIF_SEGMENTS = 64  # of 64 kB; cameras write one
-MAX_PHOTOSHOP_BYTES = 2_000_000
 MAX_SCANS = 200  # progressive files have about ten
 
-_SOS, _EOI = 0xFFDA, 0xFFD9
-_EXIF, _PHOTOSHOP = 0xFFE1, 0xFFED
+_SOS, _EOI, _APP1 = 0xFFDA, 0xFFD9, 0xFFE1
 # Coded pixels write 255 as FF 00; D0 to D7 are restart markers among them.
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
 def check_segments(data: bytes, source: str) -> None:
     """Walks the markers in front of the pixels as Pillow will: it reads a payload where it has a handler for the marker."""
-    exif_segments = photoshop_bytes = segments = 0
+    exif_segments = segments = 0
     place = 2
     while (place := data.find(b"\xff", place)) >= 0 and place + 4 <= len(data):
         marker = 0xFF00 | data[place + 1]
@@ -42,14 +40,9 @@ def check_segments(data: bytes, source: str) -> None:
             place += 2
             continue
         (length,) = struct.unpack_from(">H", data, place + 2)
-        exif_segments += marker == _EXIF and data.startswith(b"Exif\0\0", place + 4)
-        photoshop_bytes += length if marker == _PHOTOSHOP else 0
+        exif_segments += marker == _APP1 and data.startswith(b"Exif\0\0", place + 4)
         if exif_segments > MAX_EXIF_SEGMENTS:
             raise MediaError(f"Image {source} cannot be read: its EXIF data has more than {MAX_EXIF_SEGMENTS} segments.")
-        if photoshop_bytes > MAX_PHOTOSHOP_BYTES:
-            raise MediaError(
-                f"Image {source} cannot be read: it has more than {MAX_PHOTOSHOP_BYTES / 1e6:g} MB of Photoshop data."
-            )
         place += 2 + max(length, 2)
 
 

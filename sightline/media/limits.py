@@ -33,10 +33,10 @@ class RequestBudget:
         with self._lock:
             self._items.update(kinds)
             for kind, most in allowed.items():
-                if self._items[kind] > most:
-                    raise MediaError(
-                        f"The request has {self._items[kind]} {kind}s, more than the {most} allowed (limit_mm_per_prompt)."
-                    )
+                count = self._items[kind]
+                if count > most:
+                    items = kind if count == 1 else f"{kind}s"
+                    raise MediaError(f"The request has {count} {items}, more than the {most} allowed (limit_mm_per_prompt).")
 
     def bytes_left(self) -> int:
         return max(self._limits.max_request_media_mb * MEGABYTE - self._bytes, 0)

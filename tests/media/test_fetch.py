@@ -1,0 +1,378 @@
+"""Fetching over http(s): where to, how much, how long. Every refusal by its sentence."""
+
+import asyncio
+import dataclasses
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from media.web import JPEG, LOCAL, Names, Server, pretend_internet, serving
+from sightline.config import MediaConfig
+from sightline.errors import MediaError
+from sightline.media import fetch as fetch_module
+from sightline.media.addresses import Resolver
+from sightline.media.fetch import fetch, fetch_async
+from sightline.media.limits import ByteAllowance, RequestBudget
+
+PUBLIC = MediaConfig()
+SITE, OTHER = "93.184.216.34", "2606:2800:220:1::1"  # public addresses
+NOT_PUBLIC = "its host has no address, or one that is not on the public internet (allow_private_media)."
+
+
+def get(url: str, limits: MediaConfig = PUBLIC, resolver: Resolver | None = None) -> bytes:
+    return fetch(url, limits, ByteAllowance("image", "X", limits), resolver)
+
+
+def refused(url: str, reason: str, limits: MediaConfig = PUBLIC, resolver: Resolver | None = None) -> None:
+    with pytest.raises(MediaError) as caught:
+        get(url, limits, resolver)
+    assert str(caught.value) == f"Image X cannot be fetched: {reason}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
+
+
+# ---- Where to
+
+
+# Red if the body changes on the way, or if a running event loop (a notebook) stands in the way.
+def test_fetch(server: Server) -> None:
+    assert get(server.url("jpeg"), LOCAL) == JPEG
+
+    async def inside() -> bytes:
+        return get(server.url("jpeg"), LOCAL)
+
+    assert asyncio.run(inside()) == JPEG
+
+
+# Red if any of these is dialled, or if the sentence tells one kind of inside address from another.
+@pytest.mark.parametrize(
+    "host",
+    "127.0.0.1 127.9.9.9 10.0.0.1 172.16.3.4 192.168.0.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 "
+    "[::1] [::] [fd00::1] [fe80::1] [fe80::1%25lo] [ff02::1] [::ffff:127.0.0.1] [::ffff:a00:1] [64:ff9b::7f00:1] "
+    "[2002:7f00:1::] [2001:0:7f00:1::] 127。0。0。1 168.63.129.16".split(),
+)
+def test_inside_addresses_are_refused(host: str, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server)
+    refused(f"http://{host}/jpeg", NOT_PUBLIC)
+    refused(f"https://{host}:8443/jpeg", NOT_PUBLIC)
+    name = Names({"picture.example": [[host.strip("[]").replace("%25", "%")]]})
+    if host.isascii():
+        refused("http://picture.example/jpeg", NOT_PUBLIC, resolver=name)
+    assert not dialled
+
+
+# Red if a name that nobody knows gets another sentence: then one could find out which names exist inside.
+def test_unknown_names_and_inside_names_get_the_same_sentence(server: Server) -> None:
+    names = Names({"inside.example": [["10.0.0.7"]], "empty.example": [[]], "odd.example": [["not an address"]]})
+    for host in ("inside.example", "nowhere.example", "empty.example", "odd.example"):
+        refused(f"http://{host}/", NOT_PUBLIC, resolver=names)
+    refused("http://nowhere.example/", "its host has no address.", LOCAL, names)
+
+
+# Red if one public address among the answers is enough: a connection may pick any of them.
+@pytest.mark.parametrize("answers", [[SITE, "127.0.0.1"], ["::1", SITE], [SITE, OTHER, "fd00::1"]])
+def test_mixed_answers(answers: Sequence[str], monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE, OTHER)
+    refused("http://picture.example/jpeg", NOT_PUBLIC, resolver=Names({"picture.example": [answers]}))
+    assert not dialled
+
+
+# Red if the name is dialled rather than the address that was checked, or if the Host header has the address.
+def test_the_checked_address_is_dialled(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE, OTHER)
+    names = Names({"picture.example": [[SITE]], "six.example": [[OTHER]], "xn--bcher-kva.example": [[SITE]]})
+    assert get("http://Picture.EXAMPLE/jpeg?a=1#b", resolver=names) == JPEG
+    assert get("http://six.example:8080/jpeg", resolver=names) == JPEG
+    assert get("http://bücher.example/jpeg", resolver=names) == JPEG
+    assert get(f"http://{SITE}/jpeg") == JPEG
+    assert dialled == [SITE, OTHER, SITE, SITE]
+    assert server.asked == [
+        ("picture.example", "/jpeg?a=1"),
+        ("six.example:8080", "/jpeg"),
+        ("xn--bcher-kva.example", "/jpeg"),
+        (SITE, "/jpeg"),
+    ]
+
+
+# Red if the name is looked up again for the connection.
+def test_rebinding_between_check_and_connection(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE)
+    names = Names({"rebind.example": [[SITE], ["127.0.0.1"]]})
+    assert get("http://rebind.example/jpeg", resolver=names) == JPEG
+    assert (names.asked, dialled) == (["rebind.example"], [SITE])
+    refused("http://rebind.example/jpeg", NOT_PUBLIC, resolver=names)
+    assert dialled == [SITE]
+
+
+# The same with real sockets and no pretence: two servers on one port, and a name that moves from one to the other.
+def test_rebinding_with_two_servers() -> None:
+    with serving("127.0.0.1") as first:
+        try:
+            second_serving = serving("127.0.0.2", first.server_port)
+            second = second_serving.__enter__()
+        except OSError:
+            pytest.skip("this machine has no 127.0.0.2")
+        try:
+            names = Names({"rebind.example": [["127.0.0.1"], ["127.0.0.2"]]})
+            assert get(first.url("jpeg", "rebind.example"), LOCAL, names) == JPEG
+            assert (first.connections, second.connections, names.asked) == (1, 0, ["rebind.example"])
+        finally:
+            second_serving.__exit__(None, None, None)
+
+
+# Red if a redirect is followed without the checks of a first request.
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("to/127.0.0.1:80/jpeg", NOT_PUBLIC),
+        ("to/[::1]:8080/jpeg", NOT_PUBLIC),
+        ("to/169.254.169.254:80/latest/meta-data", NOT_PUBLIC),
+        ("to/inside.example:80/jpeg", NOT_PUBLIC),
+        ("to/rebind.example:80/jpeg", NOT_PUBLIC),
+        ("to/user@picture.example:80/jpeg", "its URL holds a user name or password."),
+        ("to/picture.example:22/jpeg", "port 22 is not among 80, 443, 8080, 8443 (allowed_media_ports)."),
+        ("to/2130706433:80/jpeg", "'2130706433' is neither a plain host name nor an IP address."),
+        ("tofile", "'file:/etc/passwd' is not an http(s) URL with a host."),
+        ("loop", "it redirects more than 5 times."),
+        ("hop/5", "it redirects more than 5 times."),
+        ("nowhere", "the server answered with status 302."),
+    ],
+)
+def test_redirects_are_checked(path: str, reason: str, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE)
+    names = Names({"picture.example": [[SITE]], "inside.example": [["192.168.0.9"]], "rebind.example": [[SITE], ["127.0.0.1"]]})
+    host = "rebind.example" if "rebind" in path else "picture.example"
+    refused(f"http://{host}/{path}", reason, resolver=names)
+    assert set(dialled) == {SITE}
+
+
+def test_redirects_that_are_fine(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE, OTHER)
+    names = Names({"picture.example": [[SITE]], "six.example": [[OTHER]]})
+    assert get("http://picture.example/to/six.example:80/hop/3", resolver=names) == JPEG
+    assert dialled == [SITE, *[OTHER] * 5]
+
+
+def test_relative_redirects(server: Server) -> None:
+    assert get(server.url("hop/4"), LOCAL, Names({})) == JPEG
+    assert [path for _, path in server.asked] == ["/hop/4", "/hop/3", "/hop/2", "/hop/1", "/hop/0", "/jpeg"]
+
+
+# Red if a dead address ends the attempt though the host has another.
+def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE)
+    names = Names({"picture.example": [[OTHER, SITE]], "dead.example": [[OTHER]]})
+    assert get("http://picture.example/jpeg", resolver=names) == JPEG
+    assert dialled == [OTHER, SITE]
+    refused("http://dead.example/jpeg", "no connection could be made to its host.", resolver=names)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.1/", "'127.1' is neither a plain host name nor an IP address."),
+        ("http://0x7f000001/", "'0x7f000001' is neither a plain host name nor an IP address."),
+        ("http://0x7f.0.0.1/", "'0x7f.0.0.1' is neither a plain host name nor an IP address."),
+        ("http://2130706433/", "'2130706433' is neither a plain host name nor an IP address."),
+        ("http://0177.0.0.1/", "it is not a valid URL."),
+        ("http://１２７.0.0.1/", "it is not a valid URL."),
+        ("http://localhost./", "'localhost.' is neither a plain host name nor an IP address."),
+        ("http://127.0.0.1./", "'127.0.0.1.' is neither a plain host name nor an IP address."),
+        ("http://%31%32%37.0.0.1/", "'%31%32%37.0.0.1' is neither a plain host name nor an IP address."),
+        ("http://picture.example\\@127.0.0.1/", "its URL holds a user name or password."),
+        (
+            "http://127.0.0.1\\.picture.example/",
+            "'127.0.0.1\\\\.picture.example' is neither a plain host name nor an IP address.",
+        ),
+        ("http://user:word@picture.example/", "its URL holds a user name or password."),
+        ("http://picture.example@127.0.0.1/", "its URL holds a user name or password."),
+        ("http://picture.example:22/", "port 22 is not among 80, 443, 8080, 8443 (allowed_media_ports)."),
+        ("https://picture.example:6379/", "port 6379 is not among 80, 443, 8080, 8443 (allowed_media_ports)."),
+        ("http://picture.example:0/", "'http://picture.example:0/' is not an http(s) URL with a host."),
+        ("http://picture.example:99999/", "'http://picture.example:99999/' is not an http(s) URL with a host."),
+        ("http://picture.example:x/", "it is not a valid URL."),
+        ("http://", "'http:' is not an http(s) URL with a host."),
+        ("http:///etc/passwd", "'http:/etc/passwd' is not an http(s) URL with a host."),
+        ("http://[::1", "it is not a valid URL."),
+        ("http://a\nb/", "it is not a valid URL."),
+        ("http://picture.example/\ud800", "it is not a valid URL."),
+        ("http://" + "a" * 70_000, "it is not a valid URL."),
+    ],
+)
+def test_odd_urls(url: str, reason: str, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE)
+    refused(url, reason, resolver=Names({"picture.example": [[SITE]]}))
+    assert not dialled
+
+
+# Red if only the first host is compared with the list, if letter case or spelling matters, or if a longer name passes.
+def test_allowed_domains(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    dialled = pretend_internet(monkeypatch, server, SITE)
+    names = Names(
+        {name: [[SITE]] for name in ("picture.example", "xn--bcher-kva.example", "evil.example", "a.picture.example")}
+    )
+    limits = MediaConfig(allowed_media_domains=("Picture.example", "bücher.example"))
+    assert get("http://picture.EXAMPLE/jpeg", limits, names) == JPEG
+    assert get("http://xn--bcher-kva.example/to/picture.example:80/jpeg", limits, names) == JPEG
+    dialled.clear()
+    for host in ("evil.example", "a.picture.example", "picture.example.evil.example", SITE):
+        refused(f"http://{host}/jpeg", f"host {host!r} is not among allowed_media_domains.", limits, names)
+    assert not dialled
+    refused(
+        "http://picture.example/to/evil.example:80/jpeg",
+        "host 'evil.example' is not among allowed_media_domains.",
+        limits,
+        names,
+    )
+    # the list narrows and does not widen
+    inside = MediaConfig(allowed_media_domains=("localhost", "127.0.0.1"))
+    refused("http://127.0.0.1/jpeg", NOT_PUBLIC, inside, names)
+
+
+def test_switched_off(server: Server) -> None:
+    refused(server.url("jpeg"), "http(s) URLs are switched off (allow_http).", dataclasses.replace(LOCAL, allow_http=False))
+    assert server.connections == 0
+
+
+# Red if a proxy of the environment is used: it would look up the name itself, and the checks would be for nothing.
+def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    with serving() as proxy:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_port}")
+            monkeypatch.setenv(name.lower(), f"http://127.0.0.1:{proxy.server_port}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert get(server.url("jpeg"), LOCAL) == JPEG
+        assert (server.connections, proxy.connections) == (1, 0)
+
+
+# ---- TLS
+
+
+@pytest.fixture
+def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A certificate for picture.example that fetches trust."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    path = tmp_path / "both.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=picture.example", "-addext", "subjectAltName=DNS:picture.example"]
+    subprocess.run([*made, *names, "-keyout", tmp_path / "key", "-out", tmp_path / "cert"], check=True, capture_output=True)
+    path.write_bytes((tmp_path / "key").read_bytes() + (tmp_path / "cert").read_bytes())
+    trusting = ssl.create_default_context(cafile=tmp_path / "cert")
+    monkeypatch.setattr(fetch_module, "_tls", lambda: trusting)
+    return path
+
+
+# Red if the certificate is compared with the address instead of the name, is not compared at all, or the name is not sent.
+def test_certificates_are_the_names(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    greeted: list[str | None] = []
+    context.sni_callback = lambda _socket, name, _context: greeted.append(name)
+    with serving(tls=context) as server:
+        dialled = pretend_internet(monkeypatch, server, SITE)
+        names = Names({"picture.example": [[SITE]], "other.example": [[SITE]]})
+        assert get("https://picture.example/jpeg", resolver=names) == JPEG
+        refused("https://other.example/jpeg", "the certificate of its host is not valid.", resolver=names)
+        refused(f"https://{SITE}/jpeg", "the certificate of its host is not valid.", resolver=names)
+        assert dialled == [SITE] * 3
+        assert greeted[:2] == ["picture.example", "other.example"]
+        assert server.asked == [("picture.example", "/jpeg")]
+
+
+def test_a_host_without_tls(server: Server) -> None:
+    refused(f"https://127.0.0.1:{server.server_port}/jpeg", "its host does not speak TLS as it should.", LOCAL)
+
+
+# ---- How much, how long
+
+
+# Red if the limit acts only when the body is complete: the endless one would send 500 MB.
+def test_size_limit_acts_while_the_body_arrives(server: Server) -> None:
+    limits = dataclasses.replace(LOCAL, max_image_mb=1)
+    with pytest.raises(MediaError, match=r"^Image X has more than the 1 MB allowed \(max_image_mb\)\.$"):
+        get(server.url("endless"), limits)
+    assert server.sent < 50_000_000
+    with pytest.raises(MediaError, match=r"^Image X has 3000\.0 MB, more than the 1 MB allowed \(max_image_mb\)\.$"):
+        get(server.url("announced/3000000000"), limits)
+
+
+# Red if items that arrive at once are counted only when each is complete.
+def test_the_request_has_a_limit_too(server: Server) -> None:
+    limits = dataclasses.replace(LOCAL, max_request_media_mb=2)
+    budget = RequestBudget(limits)
+
+    async def both() -> None:
+        await asyncio.gather(
+            *(fetch_async(server.url("endless"), limits, ByteAllowance("image", "X", limits, budget)) for _ in range(3))
+        )
+
+    with pytest.raises(MediaError, match=r"have more than the 2 MB allowed together \(max_request_media_mb\)\.$"):
+        asyncio.run(both())
+    assert server.sent < 50_000_000
+
+
+# Red if the time limit starts anew with every byte: the trickle would take two seconds.
+@pytest.mark.parametrize("path", ["silent", "trickle/header", "trickle/body"])
+def test_time_limit(path: str, server: Server) -> None:
+    began = time.monotonic()
+    refused(server.url(path), "it took longer than 0.3 s.", dataclasses.replace(LOCAL, fetch_timeout_s=0.3))
+    assert time.monotonic() - began < 1.9
+
+
+# Red if a name server that does not answer holds up more than its own request, or the limit leaves it out.
+def test_time_limit_on_looking_up_names() -> None:
+    async def never(host: str, port: int) -> Sequence[str]:
+        await asyncio.sleep(3600)
+        return []
+
+    refused("http://slow.example/", "it took longer than 0.2 s.", MediaConfig(fetch_timeout_s=0.2), never)
+
+
+# Red if a body that was packed unasked is passed on, or unpacked without a limit.
+def test_packed_bodies(server: Server) -> None:
+    refused(server.url("packed/gzip"), "the server sent it with Content-Encoding 'gzip'.", LOCAL)
+    assert get(server.url("packed/identity"), LOCAL) == JPEG
+
+
+# Red if what a server inside says, or where it is, comes out in the sentence.
+def test_sentences_tell_nothing_of_the_inside(server: Server) -> None:
+    refused(server.url("nothing"), "the server answered with status 404.", LOCAL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        refused(f"http://127.0.0.1:{free.getsockname()[1]}/", "no connection could be made to its host.", LOCAL)
+    refused(server.url(f"announced/{len(JPEG) + 10}"), "the answer of its host is not valid HTTP.", LOCAL)
+
+
+def test_a_host_that_speaks_something_else() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        for greeting in (b"SSH-2.0-OpenSSH_9.9 internal-host-17\r\n", b""):
+            connection, _ = listener.accept()
+            connection.sendall(greeting)
+            connection.close()
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    for _ in range(2):
+        with pytest.raises(
+            MediaError,
+            match=r"^Image X cannot be fetched: the (answer of its host is not valid HTTP|connection to its host broke)\.$",
+        ):
+            get(url, LOCAL)
+    thread.join()
+    listener.close()

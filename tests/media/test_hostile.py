@@ -1,0 +1,223 @@
+"""Files that are made to cost: headers without end, pictures of countless scans, and good files damaged at random."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import assets
+from media.pictures import encoded, exif, picture, video
+from sightline.config import MediaConfig
+from sightline.errors import MediaError
+from sightline.media import pillow
+from sightline.media.decode import decode_image
+from sightline.media.header import read_image_header
+from sightline.media.jpeg import MAX_EXIF_SEGMENTS, MAX_SCANS, MAX_SEGMENTS, check_scans
+from sightline.media.source import load_image, load_video
+
+MEGABYTE = 1_000_000
+JPEG = encoded(picture(), "JPEG", exif=exif(6))
+TOO_LONG = "Image X cannot be read: its header is too long or in too many pieces."
+
+
+def segment(marker: int, payload: bytes) -> bytes:
+    return bytes((0xFF, marker)) + struct.pack(">H", len(payload) + 2) + payload
+
+
+def jpeg_with(*segments: bytes) -> bytes:
+    return JPEG[:2] + b"".join(segments) + JPEG[2:]
+
+
+def chunk(name: bytes, payload: bytes) -> bytes:
+    return struct.pack(">I4s", len(payload), name) + payload + struct.pack(">I", zlib.crc32(name + payload))
+
+
+def png_with(chunks: bytes) -> bytes:
+    data = encoded(picture(), "PNG")
+    return data[:33] + chunks + data[33:]
+
+
+def gif_with(blocks: bytes) -> bytes:
+    data = encoded(picture(), "GIF")
+    palette = 13 + 3 * 2 ** ((data[10] & 7) + 1)
+    return data[:palette] + blocks + data[palette:]
+
+
+COSTLY = {
+    "JPEG comments": (
+        lambda: jpeg_with(segment(0xFE, b"") * (16 * MEGABYTE // 4)),
+        "its JPEG file has more than 4,096 segments.",
+    ),
+    "JPEG markers": (lambda: jpeg_with(b"\xff\xd0" * (16 * MEGABYTE // 2)), "its JPEG file has more than 4,096 segments."),
+    "JPEG EXIF pieces": (lambda: jpeg_with(segment(0xE1, b"Exif\0\0a") * MEGABYTE), "its EXIF data has more than 64 segments."),
+    "JPEG junk": (lambda: jpeg_with(segment(0xFE, b""), b"\0" * 16 * MEGABYTE), None),
+    "JPEG metadata": (lambda: jpeg_with(segment(0xE2, bytes(65_000)) * 300), None),
+    "PPM comment": (lambda: b"P6 #" + b"x" * 16 * MEGABYTE + b"\n4 4 255\n" + bytes(48), None),
+    "PPM space": (lambda: b"P6" + b" " * 16 * MEGABYTE + b"4 4 255\n" + bytes(48), None),
+    "GIF comment": (lambda: gif_with(b"\x21\xfe" + b"\x01a" * (8 * MEGABYTE) + b"\0"), None),
+    "GIF extensions": (lambda: gif_with(b"\x21\x01\x01a\0" * (3 * MEGABYTE)), None),
+    "PNG text": (lambda: png_with(chunk(b"tEXt", b"k\0v") * 150_000), None),
+    "PNG profile": (lambda: png_with(chunk(b"prVt", bytes(20 * MEGABYTE))), None),
+    "JPEG 2000 boxes": (lambda: b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0\0\0\x08abcd" * (2 * MEGABYTE), None),
+}
+
+
+# Red if one of these is parsed to its end. Pillow alone takes from 5 s to many minutes for each of most of them.
+@pytest.mark.parametrize("name", COSTLY)
+def test_headers_without_end(name: str) -> None:
+    make, sentence = COSTLY[name]
+    data = make()
+    tracemalloc.start()
+    began = time.process_time()
+    with pytest.raises(MediaError) as caught:
+        read_image_header(data, "X")
+    took, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(caught.value) == (TOO_LONG if sentence is None else f"Image X cannot be read: {sentence}")
+    assert took < 4  # of the processor's time; tracemalloc makes it some five times slower
+    assert peak < 60 * MEGABYTE
+
+
+# Red if an honest file meets the limits: many segments, EXIF in several pieces, a profile of megabytes.
+def test_large_but_honest_headers() -> None:
+    pieces = segment(0xE2, b"ICC_PROFILE\0" + bytes(60_000)) * 100
+    for data in (
+        jpeg_with(pieces),
+        jpeg_with(segment(0xFE, b"comment") * (MAX_SEGMENTS - 20)),
+        jpeg_with(segment(0xE1, b"Exif\0\0" + bytes(1000)) * (MAX_EXIF_SEGMENTS - 1)),
+        jpeg_with(b"\xff" * 5000),
+        png_with(chunk(b"tEXt", b"k\0v") * 2000),
+        gif_with(b"\x21\xfe" + b"\xffx" + b"y" * 254 + b"\0"),
+    ):
+        header = read_image_header(data, "X")
+        assert {header.width, header.height} == {22, 14}
+        assert decode_image(load_image(data, MediaConfig())).size
+
+
+# Red if the limit on a header also counts pixels: this file is read in many pieces when it is decoded.
+def test_the_limit_is_on_headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(picture(height=900, width=1200), "PNG")
+    monkeypatch.setattr(pillow, "MAX_HEADER_BYTES", 100_000)
+    monkeypatch.setattr(pillow, "MAX_HEADER_READS", 60)
+    assert len(data) > 1_000_000
+    assert decode_image(load_image(data, MediaConfig())).shape == (900, 1200, 3)
+
+
+# ---- Scans
+
+
+def scans_of(data: bytes) -> int:
+    return data.count(b"\xff\xda")
+
+
+def many_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan comes again and again, as a decoder may not refuse."""
+    data = encoded(picture(height=64, width=64), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * (count - scans_of(data)) + data[-2:]
+
+
+# Red if a picture of thousands of scans is decoded, or if an honest progressive one is not.
+def test_scans() -> None:
+    honest = encoded(picture(height=64, width=64), "JPEG", progressive=True)
+    assert 5 < scans_of(honest) < 20
+    assert decode_image(load_image(honest, MediaConfig())).shape == (64, 64, 3)
+    check_scans(many_scans(MAX_SCANS), "X")
+    data = many_scans(5000)
+    with pytest.raises(MediaError) as caught:
+        decode_image(load_image(data, MediaConfig()))
+    assert str(caught.value) == f"Image <bytes> cannot be read: its JPEG file has more than {MAX_SCANS} scans."
+
+
+# Red if bytes that only look like scans are counted: in metadata, and behind the picture, where phones keep a video.
+def test_what_looks_like_scans() -> None:
+    looks = b"\xff\xda" * 1000
+    for data in (jpeg_with(segment(0xEF, looks)), JPEG + looks):
+        assert scans_of(data) > MAX_SCANS
+        assert decode_image(load_image(data, MediaConfig())).shape == (22, 14, 3)
+
+
+# Red if a comment that holds an end marker ends the count.
+def test_an_end_marker_in_a_comment_does_not_hide_scans() -> None:
+    data = many_scans(300)
+    last = data.rindex(b"\xff\xda")
+    first = data.index(b"\xff\xda", data.index(b"\xff\xc2"))
+    hidden = data[:first] + segment(0xFE, b"\xff\xd9") + data[first:last] + data[last:]
+    with pytest.raises(MediaError, match="more than 200 scans"):
+        check_scans(hidden, "X")
+
+
+# ---- Bombs
+
+
+# Red if a picture is decoded whose header says that it is too large, or Pillow's own limit is what stops it.
+@pytest.mark.parametrize("file_format", ["PNG", "GIF", "WEBP", "TIFF", "BMP"])
+def test_bombs_are_refused_by_their_header(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"compression": "tiff_lzw"} if file_format == "TIFF" else {}
+    data = encoded(Image.new("1" if file_format in ("PNG", "TIFF", "BMP") else "L", (9000, 8000)), file_format, **options)
+    assert len(data) < 10 * MEGABYTE
+
+    def load(*_: object) -> None:
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(Image.Image, "load", load)
+    with pytest.raises(MediaError) as caught:
+        load_image(data, MediaConfig(max_image_pixels=50 * MEGABYTE))
+    assert str(caught.value) == "Image <bytes> has 9000x8000 pixels, more than the 50,000,000 allowed (max_image_pixels)."
+
+
+@pytest.mark.parametrize("name", ["pil_decompression_bomb.gif", "pil_png_decompression_dos.png"])
+def test_bombs_among_the_hostile_files(name: str) -> None:
+    data = assets.asset(f"images/hostile/{name}").read_bytes()
+    with pytest.raises(MediaError, match=r"^Image <bytes> cannot be read: .*\.$"):
+        load_image(data, MediaConfig())
+
+
+# ---- Damage
+
+
+# Red if a file cut anywhere makes anything but a MediaError, when its header is read or when it is decoded.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "JPEG2000"])
+def test_files_cut_at_every_byte(file_format: str) -> None:
+    data = encoded(picture(), file_format)
+    refused = 0
+    for length in range(0, len(data), 7):
+        try:
+            decode_image(load_image(data[:length], MediaConfig()))
+        except MediaError as error:
+            refused += 1
+            assert str(error).endswith(".")
+    assert refused > len(data) // 7 // 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_videos_cut_anywhere() -> None:
+    data = video(6, codec="mpeg4", container="mp4", pixel_format="yuv420p")
+    for length in range(0, len(data) - 100, len(data) // 40):
+        with pytest.raises(MediaError, match=r"^Video <bytes> cannot be read: .*\.$"):
+            load_video(data[:length], MediaConfig())
+
+
+# Red if a damaged file crashes the process, raises anything but a MediaError, takes seconds or much memory.
+def test_damaged_files_in_a_process_of_their_own() -> None:
+    folder = assets.folder()
+    formats = "" if folder is None else str(folder / "images" / "formats")
+    command = [sys.executable, "-m", "media.mutants", "1500", "100", formats]
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["read"] + found["refused"] == 1600
+    assert found["read"] > 100 and found["refused"] > 500
+    assert found["slowest_s"] < 20
+    assert found["memory_mb"] < 1000

@@ -1,0 +1,155 @@
+"""Every limit by its sentence, at its edge."""
+
+import threading
+
+import pytest
+
+from media.pictures import encoded, picture, video
+from prompt.builders import byte_tokenizer, model_spec, processor_spec
+from sightline.config import Config, MediaConfig, read_media_counts
+from sightline.errors import ConfigError, MediaError
+from sightline.llm import _with_settings
+from sightline.media.limits import ByteAllowance, RequestBudget, check_size, check_video
+from sightline.media.source import load_image, load_video
+from sightline.prompt.request import build_request_from_text
+
+
+def says(sentence: str, function, *arguments: object) -> None:
+    with pytest.raises(MediaError) as caught:
+        function(*arguments)
+    assert str(caught.value) == sentence
+
+
+# ---- One item
+
+
+def test_pixels_sides_and_aspect() -> None:
+    limits = MediaConfig(max_image_pixels=1000, min_image_side=4, max_aspect_ratio=10)
+    for width, height in ((25, 40), (4, 40), (40, 4), (4, 4)):
+        check_size("Image X", width, height, limits)
+    says("Image X has 7x143 pixels, more than the 1,000 allowed (max_image_pixels).", check_size, "Image X", 7, 143, limits)
+    says("Image X has 3x9 pixels, but each side must have at least 4 (min_image_side).", check_size, "Image X", 3, 9, limits)
+    says(
+        "Image X has 41x4 pixels, but one side may be 10 times the other at most (max_aspect_ratio).",
+        check_size, "Image X", 41, 4, limits,
+    )  # fmt: skip
+
+
+# Red if a limit is checked for one way of handing over an image and not for another, or for images and not for videos.
+def test_sides_and_aspect_hold_for_every_source() -> None:
+    limits = MediaConfig(min_image_side=50, max_aspect_ratio=1.2)
+    flat = picture(height=60, width=90)
+    says("Image <bytes> has 22x14 pixels, but each side must have at least 50 (min_image_side).",
+         load_image, encoded(picture(), "PNG"), limits)  # fmt: skip
+    says("Image <Image> has 90x60 pixels, but one side may be 1.2 times the other at most (max_aspect_ratio).",
+         load_image, flat, limits)  # fmt: skip
+    says("Video <bytes> has 64x48 pixels, but each side must have at least 50 (min_image_side).",
+         load_video, video(2), limits)  # fmt: skip
+    assert load_image(flat, MediaConfig()).header.width == 90
+
+
+def test_videos() -> None:
+    clip = video(20, fps=10)  # 2 s of 64x48
+    assert load_video(clip, MediaConfig(max_video_seconds=2.0, max_video_frames=20)).header.frame_count == 20
+    says("Video <bytes> plays for 2.0 s, longer than the 1.9 s allowed (max_video_seconds).",
+         load_video, clip, MediaConfig(max_video_seconds=1.9))  # fmt: skip
+    says("Video <bytes> has more than the 19 frames allowed (max_video_frames).",
+         load_video, clip, MediaConfig(max_video_frames=19))  # fmt: skip
+    hour = (1920, 1080, 3600 * 30, 3600.0)
+    check_video("Video X", *hour, MediaConfig())
+    says("Video X has 895.8 billion pixels in its 108,000 frames, more than the 250 allowed (max_video_gigapixels).",
+         check_video, "Video X", 3840, 2160, 108_000, 3600.0, MediaConfig())  # fmt: skip
+
+
+# Red if what arrives in pieces is not added up, or the two limits are mixed up.
+def test_bytes_in_pieces() -> None:
+    limits = MediaConfig(max_image_mb=2, max_video_mb=3, max_request_media_mb=4)
+    budget = RequestBudget(limits)
+    image = ByteAllowance("image", "X", limits, budget)
+    image.take(1_500_000)
+    assert (image.left, budget.bytes_left()) == (500_000, 2_500_000)
+    says("Image X has more than the 2 MB allowed (max_image_mb).", image.take, 500_001)
+    clip = ByteAllowance("video", "Y", limits, budget)
+    assert clip.left == 2_500_000
+    together = "The images and videos of the request have more than the 4 MB allowed together (max_request_media_mb)."
+    says(together, clip.check, 2_500_001)
+    says("Video Y has 3.1 MB, more than the 3 MB allowed (max_video_mb).", clip.check, 3_100_000)
+    says(together, clip.take, 2_500_001)
+
+
+# ---- A request
+
+
+def test_items_by_kind() -> None:
+    limits = MediaConfig(limit_mm_per_prompt='{"image": 2, "video": 0}')
+    budget = RequestBudget(limits)
+    budget.take_items(["image", "image"])
+    says("The request has 3 images, more than the 2 allowed (limit_mm_per_prompt).", budget.take_items, ["image"])
+    says("The request has 1 video, more than the 0 allowed (limit_mm_per_prompt).", RequestBudget(limits).take_items, ["video"])
+
+
+def test_frames() -> None:
+    budget = RequestBudget(MediaConfig(max_request_frames=1000))
+    budget.take_frames(600)
+    budget.take_frames(400)
+    says("The videos of the request have 1,001 frames for the model to see, more than the 1,000 allowed (max_request_frames).",
+         budget.take_frames, 1)  # fmt: skip
+
+
+# Red if threads lose each other's bytes.
+def test_budgets_are_safe_among_threads() -> None:
+    budget = RequestBudget(MediaConfig(max_request_media_mb=1))
+
+    def take() -> None:
+        for _ in range(10_000):
+            budget.take_bytes(10)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert budget.bytes_left() == 200_000
+
+
+# Red if building a request leaves out a limit on the whole, or fetches media before they are counted.
+def test_requests_are_held_to_their_limits(tmp_path) -> None:
+    image, clip = encoded(picture(height=400, width=600), "BMP"), video(20)  # 0.72 MB, and 4 frames or more to see
+
+    def build(media: list, **limits: object) -> None:
+        build_request_from_text(
+            "nothing",
+            media,
+            tokenizer=byte_tokenizer(tmp_path, "qwen3-vl"),
+            spec=model_spec("qwen3-vl", 4096),
+            processor=processor_spec("qwen3-vl"),
+            limits=MediaConfig(**limits),
+        )
+
+    says("The request has 2 images, more than the 1 allowed (limit_mm_per_prompt).",
+         lambda: build([("image", "/no/such/file")] * 2, limit_mm_per_prompt={"image": 1}))  # fmt: skip
+    says("The images and videos of the request have more than the 1 MB allowed together (max_request_media_mb).",
+         lambda: build([("image", image)] * 2, max_request_media_mb=1))  # fmt: skip
+    with pytest.raises(MediaError, match=r"frames for the model to see, more than the 3 allowed \(max_request_frames\)\.$"):
+        build([("video", clip)], max_request_frames=3)
+
+
+# ---- The setting
+
+
+def test_counts_are_read() -> None:
+    assert read_media_counts('{"image": 3}') == {"image": 3, "video": 8}
+    assert MediaConfig(limit_mm_per_prompt={"video": 1}).limit_mm_per_prompt == '{"video": 1}'
+    assert _with_settings(Config(), {"limit_mm_per_prompt": {"image": 1}}).media.limit_mm_per_prompt == '{"image": 1}'
+
+
+@pytest.mark.parametrize("text", ["", "image=3", "[1]", '{"image": "3"}', '{"image": -1}', '{"image": true}', "null"])
+def test_counts_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MediaConfig(limit_mm_per_prompt=text)
+    assert str(caught.value) == f'limit_mm_per_prompt is {text!r}, but must be JSON like {{"image": 16, "video": 1}}.'
+
+
+def test_counts_of_unknown_kinds() -> None:
+    with pytest.raises(ConfigError, match=r"limit_mm_per_prompt names 'audio', but only image and video can be limited\."):
+        MediaConfig(limit_mm_per_prompt='{"audio": 1}')
