@@ -26,3 +26,7 @@ class MissingMediaError(MediaError):
 
 class PromptError(UserError):
     """Messages cannot be turned into a prompt: bad roles, placeholders in text, unusable template, too long."""
+
+
+class PromptTooLongError(PromptError):
+    """A prompt has more tokens, or reaches further positions, than the model can take."""

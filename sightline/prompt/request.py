@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sightline.config import MediaConfig
-from sightline.errors import PromptError
+from sightline.errors import PromptError, PromptTooLongError
 from sightline.media.item import make_image_item, make_video_item
 from sightline.media.limits import RequestBudget
 from sightline.media.source import load_image, load_video
@@ -15,7 +18,7 @@ from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ModelSpec, ProcessorSpec
 from sightline.timing import StageClock
-from sightline.types import MediaItem, MediaRef, Message, Request
+from sightline.types import MediaItem, MediaRef, MediaSpan, Message, Request
 
 
 def build_request(
@@ -107,16 +110,41 @@ def assemble(
     max_len: int | None = None,
 ) -> Request:
     """The request for a prompt whose media are loaded. No input or output: fit for any thread."""
+    token_ids, spans = expand(prompt, items, spec.tokens, processor.video.style, tokenizer)
+    return _complete(token_ids, items, spans, spec, processor, max_len)
+
+
+def request_from_ids(
+    token_ids: Sequence[int], spec: ModelSpec, processor: ProcessorSpec, max_len: int | None = None
+) -> Request:
+    """The request for a prompt that is given as token ids. It can have no media."""
+    ids = np.asarray(token_ids, dtype=np.int64)
+    wrong = np.flatnonzero((ids < 0) | (ids >= spec.text.vocab_size))
+    if len(wrong):
+        raise PromptError(f"The prompt has token {ids[wrong[0]]}, but ids must be between 0 and {spec.text.vocab_size - 1}.")
+    media = np.flatnonzero(np.isin(ids, (spec.tokens.image, spec.tokens.video, spec.tokens.video_row)))
+    if len(media):
+        raise PromptError(f"The prompt has token {ids[media[0]]}, which stands for an image or video that is not there.")
+    return _complete(ids.astype(np.int32), (), (), spec, processor, max_len)
+
+
+def _complete(
+    token_ids: NDArray[np.int32],
+    items: Sequence[MediaItem],
+    spans: tuple[MediaSpan, ...],
+    spec: ModelSpec,
+    processor: ProcessorSpec,
+    max_len: int | None,
+) -> Request:
     limit = spec.text.max_position if max_len is None else max_len
     style = processor.video.style
-    token_ids, spans = expand(prompt, items, spec.tokens, style, tokenizer)
     length = len(token_ids)
     if length == 0:
         raise PromptError("The prompt is empty.")
     if length > limit:
-        raise PromptError(f"The prompt has {length} tokens, more than the limit of {limit}.")
+        raise PromptTooLongError(f"The prompt has {length} tokens, more than the limit of {limit}.")
     positions, delta = mrope_positions(length, items, spans, spec.vision.merge_size, style, processor.video.tokens_per_second)
     # Positions run ahead of tokens only where a video's clock does.
     if length + delta > limit:
-        raise PromptError(f"The prompt's positions reach {length + delta}, more than the limit of {limit}.")
+        raise PromptTooLongError(f"The prompt's positions reach {length + delta}, more than the limit of {limit}.")
     return Request(token_ids=token_ids, positions=positions, position_delta=delta, items=tuple(items), spans=spans)

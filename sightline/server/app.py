@@ -9,9 +9,11 @@ from starlette.routing import Route
 
 from sightline import __version__
 from sightline.server.chat import ChatShape
+from sightline.server.completions import CompletionShape
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
-from sightline.server.generation import GenerationRoute
+from sightline.server.generation import CLIENT_GONE, GenerationRoute
+from sightline.server.inflight import ClientGone
 from sightline.server.operations import operation_routes
 
 
@@ -19,9 +21,11 @@ def make_app(context: ServerContext) -> FastAPI:
     app = FastAPI(title="Sightline", version=__version__, redoc_url=None)
     app.router.routes += [
         Route("/v1/chat/completions", GenerationRoute(context, ChatShape()), methods=["POST"]),
+        Route("/v1/completions", GenerationRoute(context, CompletionShape()), methods=["POST"]),
         *operation_routes(context),
     ]
     app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _unexpected)
@@ -35,6 +39,10 @@ def make_app(context: ServerContext) -> FastAPI:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)  # nobody reads it
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -1,5 +1,7 @@
 """/v1/chat/completions: what is special to it."""
 
+from dataclasses import replace
+
 import msgspec
 
 from sightline.server.call import Call
@@ -7,9 +9,9 @@ from sightline.server.chat_prompt import chat_prompt
 from sightline.server.chat_reply import ChatReply
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Submission
-from sightline.server.errors import ApiError
-from sightline.server.protocol import ChatRequest, TextFormat
-from sightline.server.sampling import end_tokens, sampling_of
+from sightline.server.form import checked, form_of
+from sightline.server.protocol import ChatRequest
+from sightline.server.sampling import end_tokens, resolve, sampling_params
 from sightline.stream.answer_parts import AnswerParser
 from sightline.timing import StageClock
 
@@ -21,15 +23,14 @@ class ChatShape:
 
     async def prepare(self, context: ServerContext, body: ChatRequest, call: Call, caller: str, off_loop: bool) -> ChatReply:
         model = context.check_model(body.model)
-        if body.response_format is not None and not isinstance(body.response_format, TextFormat):
-            raise ApiError(400, "Field 'response_format' is not supported.", param="response_format", code="unsupported_field")
-        if body.tools:
-            raise ApiError(400, "Field 'tools' is not supported.", param="tools", code="unsupported_field")
-        params, sampling = sampling_of(context, body)
+        form = form_of(body)
+        params = sampling_params(context, body)
         clock = StageClock()
         prompt = await chat_prompt(
-            context, body.messages, None, body.chat_template_kwargs, body.mm_processor_kwargs, caller, clock, off_loop
+            context, body.messages, form.tools, body.chat_template_kwargs, body.mm_processor_kwargs, caller, clock, off_loop
         )
+        params = replace(params, structured=await checked(context, form, prompt.opens_reasoning))
+        sampling = resolve(context, params)
         call.stream = bool(body.stream)
         call.prompts = (
             Submission(
@@ -44,7 +45,12 @@ class ChatShape:
         )
 
         def parser() -> AnswerParser:
-            return AnswerParser(tools=False, reasoning=True, starts_in_reasoning=prompt.opens_reasoning)
+            return AnswerParser(
+                tools=bool(form.tools),
+                reasoning=True,
+                starts_in_reasoning=prompt.opens_reasoning,
+                forced_calls=form.forced_calls,
+            )
 
         return ChatReply(
             call,

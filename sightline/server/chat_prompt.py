@@ -3,11 +3,9 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import msgspec
 
 from sightline.errors import PromptError
 from sightline.media.limits import RequestBudget
@@ -23,7 +21,6 @@ from sightline.server.protocol import (
     Part,
     ProcessorOptions,
     TextPart,
-    Tool,
     ToolMessage,
     Url,
     VideoPart,
@@ -54,7 +51,7 @@ class ChatPrompt:
 async def chat_prompt(
     context: ServerContext,
     messages: Sequence[Message],
-    tools: Sequence[Tool] | None,
+    tools: Sequence[Mapping[str, Any]],
     template_kwargs: dict[str, Any] | None,
     options: ProcessorOptions | None,
     caller: str,
@@ -179,7 +176,7 @@ def _build(
     messages: list[dict[str, Any]],
     wanted: Sequence[MediaWanted],
     refs: Sequence[MediaRef],
-    tools: Sequence[Tool] | None,
+    tools: Sequence[Mapping[str, Any]],
     template_kwargs: dict[str, Any] | None,
     clock: StageClock,
     budget: RequestBudget,
@@ -190,12 +187,11 @@ def _build(
     for name in ("messages", "tools"):
         if name in kwargs:
             raise PromptError(f"chat_template_kwargs cannot set {name!r}.")
-    plain_tools = [_without_nulls(msgspec.to_builtins(tool)) for tool in tools] if tools else None
     with clock.stage("prompt"):
         refuse_placeholders(kwargs, "chat_template_kwargs", placeholders)
-        refuse_placeholders(plain_tools, "tools", placeholders)
+        refuse_placeholders(tools, "tools", placeholders)
         for_template, _ = normalise_messages(messages, placeholders)
-        prompt = files.template.render(for_template, tools=plain_tools, **kwargs)
+        prompt = files.template.render(for_template, tools=list(tools) or None, **kwargs)
         items = [make_item(ref, _processor(files.processor, medium), budget) for medium, ref in zip(wanted, refs, strict=True)]
         request = assemble(
             prompt,
@@ -206,10 +202,6 @@ def _build(
             max_len=files.max_model_len - 1,  # room for one token of an answer
         )
     return ChatPrompt(request, prompt.rstrip().endswith("<think>"))
-
-
-def _without_nulls(tool: dict[str, Any]) -> dict[str, Any]:
-    return {**tool, "function": {name: value for name, value in tool["function"].items() if value is not None}}
 
 
 def _processor(processor: ProcessorSpec, medium: MediaWanted) -> ProcessorSpec:

@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from sightline.engine.messages import Failure
-from sightline.errors import MissingMediaError, UserError
+from sightline.errors import MissingMediaError, PromptTooLongError, UserError
 
 _TYPES = {  # by status; other 4xx are invalid requests, other 5xx server errors
     401: "authentication_error",
@@ -51,6 +51,8 @@ def refused(error: UserError) -> ApiError:
     """What a user got wrong, as found while reading their request."""
     if isinstance(error, MissingMediaError):
         return ApiError(404, str(error), code="media_not_found")
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
     return ApiError(400, str(error))
 
 

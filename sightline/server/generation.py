@@ -21,7 +21,7 @@ from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Answers
 from sightline.server.errors import ApiError, refused, unavailable
-from sightline.server.inflight import ClientGone, Entry, check_announced, read_body
+from sightline.server.inflight import ClientGone, Entry, check_announced, read_body, within_time
 from sightline.server.parse import parse
 
 T = TypeVar("T")
@@ -108,10 +108,7 @@ class _Exchange(Generic[B]):
         check_announced(headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
-        try:
-            body = await asyncio.wait_for(read_body(self._receive, entry, server.max_request_mb), server.body_timeout_s)
-        except TimeoutError:
-            raise ApiError(408, f"The body did not come in within {server.body_timeout_s:g} s (body_timeout_s).") from None
+        body = await within_time(read_body(self._receive, entry, server.max_request_mb), server.body_timeout_s)
         self._context.observer.request_received(self._shape.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:

@@ -1,5 +1,7 @@
 """How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
 
+import asyncio
+from collections.abc import Coroutine
 from types import TracebackType
 
 from starlette.types import Receive
@@ -75,6 +77,13 @@ async def read_body(receive: Receive, entry: Entry, max_mb: float) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+async def within_time(reading: Coroutine[None, None, bytes], seconds: float) -> bytes:
+    try:
+        return await asyncio.wait_for(reading, seconds)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not come in within {seconds:g} s (body_timeout_s).") from None
 
 
 def check_announced(length: str | None, max_mb: float) -> None:

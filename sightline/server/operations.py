@@ -1,18 +1,35 @@
 """The small endpoints: what is served, whether it is well, tokens, caches."""
 
+import asyncio
+from typing import TypeVar
+
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sightline import __version__
+from sightline.errors import UserError
+from sightline.server.chat_prompt import chat_prompt
 from sightline.server.context import ServerContext
-from sightline.server.errors import ApiError
-from sightline.server.responses import Model, ModelList, Readiness, Version
+from sightline.server.errors import ApiError, refused
+from sightline.server.form import plain_tools
+from sightline.server.inflight import check_announced, read_body, within_time
+from sightline.server.parse import parse
+from sightline.server.protocol import DetokenizeRequest, TokenizeRequest
+from sightline.server.responses import DetokenizeResponse, Model, ModelList, Readiness, TokenizeResponse, Version
+from sightline.server.token_text import token_text
+from sightline.timing import StageClock
 
 
 def json_response(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
 class Operations:
@@ -47,7 +64,47 @@ class Operations:
 
     async def embeddings(self, request: Request) -> Response:
         self._context.keys.caller(request.headers)
-        raise ApiError(501, "Embeddings are not offered: /v1/embeddings is not implemented.", code="unsupported_endpoint")
+        raise ApiError(404, "Embeddings are not offered: /v1/embeddings is not implemented.", code="unsupported_endpoint")
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt, or of messages as the chat template writes them; media count with all their tokens."""
+        body, caller = await self._body(request, _tokenize)
+        text, messages = body.prompt, body.messages
+        if (text is None) == (messages is None):
+            raise ApiError(400, "The body must have either 'prompt' or 'messages'.")
+        files = self._context.files
+        try:
+            if messages is not None:
+                arguments = (messages, plain_tools(body.tools), body.chat_template_kwargs, body.mm_processor_kwargs, caller)
+                prompt = await chat_prompt(self._context, *arguments, StageClock(), off_loop=True)
+                tokens: list[int] = prompt.request.token_ids.tolist()
+            else:
+                assert text is not None
+                loop = asyncio.get_running_loop()
+                tokens = await loop.run_in_executor(self._context.pool, files.tokenizer.encode, text)
+        except UserError as error:
+            raise refused(error) from None
+        strings = [token_text(files.tokenizer, token) for token in tokens] if body.return_token_strs else UNSET
+        return json_response(
+            TokenizeResponse(count=len(tokens), max_model_len=files.max_model_len, tokens=tokens, token_strs=strings)
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        body, _ = await self._body(request, _detokenize)
+        decode = self._context.files.tokenizer.decode
+        text = await asyncio.get_running_loop().run_in_executor(self._context.pool, decode, body.tokens, False)
+        return json_response(DetokenizeResponse(prompt=text))
+
+    async def _body(self, request: Request, decoder: msgspec.json.Decoder[B]) -> tuple[B, str]:
+        """A body within limits from a caller with a key, its model checked."""
+        server = self._context.config.server
+        check_announced(request.headers.get("content-length"), server.max_request_mb)
+        caller = self._context.keys.caller(request.headers)
+        with self._context.ledger.open() as entry:
+            data = await within_time(read_body(request.receive, entry, server.max_request_mb), server.body_timeout_s)
+            body = await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, data, decoder)
+        self._context.check_model(body.model)
+        return body, caller
 
     async def flush_cache(self, request: Request) -> Response:
         self._context.keys.require_admin(request.headers)
@@ -64,5 +121,7 @@ def operation_routes(context: ServerContext) -> list[Route]:
         Route("/v1/models", own.models, methods=["GET"]),
         Route("/v1/models/{name:path}", own.model, methods=["GET"]),
         Route("/v1/embeddings", own.embeddings, methods=["POST"]),
+        Route("/tokenize", own.tokenize, methods=["POST"]),
+        Route("/detokenize", own.detokenize, methods=["POST"]),
         Route("/flush_cache", own.flush_cache, methods=["POST"]),
     ]

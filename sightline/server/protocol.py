@@ -12,8 +12,9 @@ from msgspec import Meta
 Ignored: TypeAlias = Any
 Refused: TypeAlias = None
 
-NonNegative = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0, le=2**40)]
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -168,7 +169,7 @@ class _Generation(_Body):
     min_tokens: NonNegative | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -177,7 +178,7 @@ class _Generation(_Body):
     seed: int | None = None
     n: Positive | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
@@ -201,7 +202,7 @@ class ChatRequest(_Generation, kw_only=True):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Refused = None
@@ -215,7 +216,7 @@ class ChatRequest(_Generation, kw_only=True):
 
 
 class CompletionRequest(_Generation, kw_only=True):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | TokenId | list[TokenId]]  # one text, texts, one list of ids, or lists of ids
     logprobs: NonNegative | None = None
     echo: Literal[False] | None = None
     best_of: Refused = None
@@ -235,5 +236,5 @@ class TokenizeRequest(_Body):
 
 
 class DetokenizeRequest(_Body):
-    tokens: list[NonNegative]
+    tokens: list[TokenId]
     model: str | None = None

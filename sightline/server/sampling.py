@@ -12,7 +12,7 @@ from sightline.types import SamplingParams
 _MOST_STOPS, _LONGEST_STOP = 64, 1024
 
 
-def sampling_of(context: ServerContext, body: ChatRequest | CompletionRequest) -> tuple[SamplingParams, ResolvedSampling]:
+def sampling_params(context: ServerContext, body: ChatRequest | CompletionRequest) -> SamplingParams:
     server, defaults = context.config.server, context.files.defaults.sampling
     wanted = body.max_tokens
     if isinstance(body, ChatRequest):
@@ -32,7 +32,7 @@ def sampling_of(context: ServerContext, body: ChatRequest | CompletionRequest) -
     n = body.n or 1
     if n > server.max_n:
         raise ApiError(400, f"n is {n}, but at most {server.max_n} are allowed (max_n).", param="n")
-    params = SamplingParams(
+    return SamplingParams(
         max_tokens=wanted,
         min_tokens=body.min_tokens or 0,
         temperature=body.temperature,
@@ -51,7 +51,6 @@ def sampling_of(context: ServerContext, body: ChatRequest | CompletionRequest) -
         logprobs=logprobs,
         top_logprobs=top,
     )
-    return params, resolve(context, params)
 
 
 def resolve(context: ServerContext, params: SamplingParams) -> ResolvedSampling:

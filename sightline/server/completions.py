@@ -1,0 +1,88 @@
+"""/v1/completions: what is special to it."""
+
+import asyncio
+
+import msgspec
+
+from sightline.prompt.request import build_request_from_text, request_from_ids
+from sightline.server.call import Call
+from sightline.server.completion_reply import CompletionReply
+from sightline.server.context import ServerContext
+from sightline.server.engine_client import Submission
+from sightline.server.errors import ApiError
+from sightline.server.protocol import CompletionRequest
+from sightline.server.sampling import end_tokens, resolve, sampling_params
+from sightline.timing import StageClock
+from sightline.types import Request
+
+_MOST_PROMPTS = 1024
+
+
+class CompletionShape:
+    route = "/v1/completions"
+    prefix = "cmpl"
+    decoder = msgspec.json.Decoder(CompletionRequest)
+
+    async def prepare(
+        self, context: ServerContext, body: CompletionRequest, call: Call, caller: str, off_loop: bool
+    ) -> CompletionReply:
+        model = context.check_model(body.model)
+        params = sampling_params(context, body)
+        sampling = resolve(context, params)
+        prompts = _prompts(body.prompt)
+        if len(prompts) > _MOST_PROMPTS:
+            raise ApiError(400, f"prompt has {len(prompts)} prompts, but at most {_MOST_PROMPTS} are allowed.", param="prompt")
+        clock = StageClock()
+
+        def build() -> list[Request]:
+            with clock.stage("prompt"):
+                return [prompt_request(context, prompt) for prompt in prompts]
+
+        requests = await asyncio.get_running_loop().run_in_executor(context.pool, build) if off_loop else build()
+        call.stream = bool(body.stream)
+        call.prompts = tuple(
+            Submission(
+                request=request,
+                sampling=sampling,
+                end_tokens=end_tokens(context, params),
+                stop=params.stop,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                seconds=dict(clock.seconds),
+            )
+            for request in requests
+        )
+        return CompletionReply(
+            call,
+            model,
+            context.files.tokenizer,
+            top_logprobs=body.logprobs,
+            include_usage=body.stream_options is not None and body.stream_options.include_usage,
+            timings=bool(body.return_timings) or context.config.server.enable_response_timings,
+        )
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """A text, texts, ids, or lists of ids, as a list of prompts."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [part for part in prompt if isinstance(part, int)]
+    others = [part for part in prompt if not isinstance(part, int)]
+    if not prompt or (ids and others):
+        raise ApiError(400, "prompt must be a text, a list of texts, a list of token ids or a list of those.", param="prompt")
+    return [ids] if ids else others
+
+
+def prompt_request(context: ServerContext, prompt: str | list[int]) -> Request:
+    files = context.files
+    longest = files.max_model_len - 1  # room for one token of an answer
+    if isinstance(prompt, str):
+        return build_request_from_text(
+            prompt,
+            tokenizer=files.tokenizer,
+            spec=files.spec,
+            processor=files.processor,
+            limits=context.config.media,
+            max_len=longest,
+        )
+    return request_from_ids(prompt, files.spec, files.processor, longest)
