@@ -35,12 +35,10 @@ def allowed_tokens(matchers: Sequence[Matcher], banned: Sequence[Sequence[int]],
     `banned` are tokens that a row should not take, as long as there are others: a form that is complete ends, whatever
     min_tokens says. A row that nothing is allowed to has its `error` set and every bit.
     """
-    width = -(-(max(matchers[0].end + 1, columns)) // 32)
-    words = np.zeros((len(matchers), width), np.int32)
-    _fill(matchers, words)
     end = matchers[0].end
+    words = _library_masks(matchers, end + 1)
     may_end = (words[:, end >> 5] >> (end & 31)) & 1
-    _clear_from(words, min(end, columns))
+    words = _resized(words, min(end, columns), columns)
     for row, matcher in enumerate(matchers):
         matcher.may_end = bool(may_end[row])
         if matcher.may_end:
@@ -52,7 +50,7 @@ def allowed_tokens(matchers: Sequence[Matcher], banned: Sequence[Sequence[int]],
         reason = matcher.state.get_error().split("\n")[0] if matcher.state.is_error() else ""
         matcher.error = reason or "no token can follow"
         words[row] = -1
-    return np.ascontiguousarray(words[:, : -(-columns // 32)])
+    return words
 
 
 def allowed_ids(matcher: Matcher, columns: int) -> NDArray[np.int64]:
@@ -70,21 +68,29 @@ def _executor() -> llguidance.LLExecutor:
     return llguidance.LLExecutor()
 
 
-def _fill(matchers: Sequence[Matcher], words: NDArray[np.int32]) -> None:
-    """The library's masks; a state with an error leaves its row 0."""
+def _library_masks(matchers: Sequence[Matcher], size: int) -> NDArray[np.int32]:
+    """Words [n, ceil(size / 32)], the width that the library wants; a state with an error has a row of 0."""
+    words = np.zeros((len(matchers), -(-size // 32)), np.int32)
     good = [(matcher.state, row) for row, matcher in enumerate(matchers) if not matcher.state.is_error()]
     if good:
         fill_next_token_bitmask_par(_executor(), good, words)
     for state, row in good:
         if state.is_error():
             words[row] = 0
+    return words
 
 
-def _clear_from(words: NDArray[np.int32], first: int) -> None:
-    """Clears the bits of `first` and all after it."""
-    words[:, (first >> 5) + 1 :] = 0
-    if first >> 5 < words.shape[1]:
-        words[:, first >> 5] &= np.int32((1 << (first & 31)) - 1)
+def _resized(words: NDArray[np.int32], kept: int, columns: int) -> NDArray[np.int32]:
+    """The first `kept` bits of each row, in rows that are wide enough for `columns`; the other bits are 0."""
+    width = -(-columns // 32)
+    if words.shape[1] != width:
+        room = np.zeros((words.shape[0], width), np.int32)
+        room[:, : words.shape[1]] = words[:, :width]
+        words = room
+    words[:, (kept >> 5) + 1 :] = 0
+    if kept >> 5 < width:
+        words[:, kept >> 5] &= np.int32((1 << (kept & 31)) - 1)
+    return words
 
 
 def _set_bits(row: NDArray[np.int32], tokens: Sequence[int]) -> None:
