@@ -115,6 +115,9 @@ class EngineConfig:
     max_patches_per_step: int = setting(
         65536, "Most image patches encoded in one step; a single larger image is encoded alone."
     )
+    compact_patches: bool = setting(
+        True, "Whether a still image is one frame for the tower, with folded weights, rather than the same frame repeated."
+    )
     lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
     page_size: int = setting(16, "Tokens per page of the key/value cache.")
     kv_cache_gb: float | None = setting(

@@ -83,6 +83,7 @@ class Engine:
             allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype),
             EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype),
             self.schedule.embeddings,
+            compact_patches=config.compact_patches,
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id

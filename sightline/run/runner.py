@@ -53,8 +53,9 @@ class Runner:
         arena: EmbeddingArena,
         embeddings: EmbeddingCache,
         decode_threads: int = 4,
+        compact_patches: bool = True,
     ) -> None:
-        self.model, self.processor = model, processor
+        self.model, self.processor, self._compact = model, processor, compact_patches
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
         self.device = arena.rows.device
         self.counts = RunnerCounts()
@@ -100,7 +101,7 @@ class Runner:
                 ), own
             spec = self.processor.image if item.ref.kind == "image" else self.processor.video
             try:
-                return make_patches(item, spec, self.device, self.arena.rows.dtype, clock=own), own
+                return make_patches(item, spec, self.device, self.arena.rows.dtype, self._compact, own), own
             except MediaError as error:
                 return error, own
 
