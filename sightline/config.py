@@ -148,7 +148,7 @@ class ServerConfig:
     max_inflight_mb: float = setting(4096.0, "Bodies and media of all unfinished requests together; beyond it, 429.")
     max_inflight_requests: int = setting(4096, "Unfinished requests; beyond it, 429.")
     request_timeout_s: float = setting(600.0, "A request that takes longer is ended with an error.")
-    body_timeout_s: float = setting(60.0, "Most seconds for the body of a request to come in.")
+    body_timeout_s: float = setting(30.0, "Most seconds for a request's body to come in, beside one for each 100 kB of it.")
     header_timeout_s: float = setting(15.0, "Most seconds for the headers of a request to come in.")
     default_max_tokens: int = setting(4096, "Longest answer where neither the request nor the checkpoint names one.")
     max_output_tokens: int = setting(32768, "Longest answer that a request may ask for.")

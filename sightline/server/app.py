@@ -14,6 +14,7 @@ from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
 from sightline.server.generation import CLIENT_GONE, GenerationRoute
 from sightline.server.inflight import ClientGone
+from sightline.server.openapi import openapi
 from sightline.server.operations import operation_routes
 
 
@@ -24,6 +25,8 @@ def make_app(context: ServerContext) -> FastAPI:
         Route("/v1/completions", GenerationRoute(context, CompletionShape()), methods=["POST"]),
         *operation_routes(context),
     ]
+    description = openapi(with_keys=bool(context.config.server.api_key))
+    app.openapi = lambda: description  # type: ignore[method-assign]
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(HTTPException, _http_error)

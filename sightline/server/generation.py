@@ -21,7 +21,7 @@ from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Answers
 from sightline.server.errors import ApiError, refused, unavailable
-from sightline.server.inflight import ClientGone, Entry, check_announced, read_body, within_time
+from sightline.server.inflight import ClientGone, Entry, check_announced, read_body
 from sightline.server.parse import parse
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ log = logging.getLogger("sightline.server")
 
 SMALL_BODY = 4096  # bytes; work on more than this is done in a thread
 CLIENT_GONE = 499
+_SAY_S = 5.0
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -108,7 +109,7 @@ class _Exchange(Generic[B]):
         check_announced(headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
-        body = await within_time(read_body(self._receive, entry, server.max_request_mb), server.body_timeout_s)
+        body = await read_body(self._receive, entry, server.max_request_mb, server.body_timeout_s)
         self._context.observer.request_received(self._shape.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
@@ -186,13 +187,17 @@ class _Exchange(Generic[B]):
 
     async def _say(self, error: ApiError) -> None:
         """As a response, or as the last event of a stream that has begun."""
-        with contextlib.suppress(OSError):
-            if not self._started:
-                error.headers["X-Request-Id"] = self._call.id
-                await error.response()(self._scope, self._receive, self._send)
-            elif self._call.stream:
-                data = b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
-                await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SAY_S):  # a client that does not read must not hold us
+                await self._say_now(error)
+
+    async def _say_now(self, error: ApiError) -> None:
+        if not self._started:
+            error.headers["X-Request-Id"] = self._call.id
+            await error.response()(self._scope, self._receive, self._send)
+        elif self._call.stream:
+            data = b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,7 +1,7 @@
 """How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
 
 import asyncio
-from collections.abc import Coroutine
+import time
 from types import TracebackType
 
 from starlette.types import Receive
@@ -9,6 +9,7 @@ from starlette.types import Receive
 from sightline.server.errors import ApiError, busy, too_large
 
 _MB = 1_000_000
+_SLOWEST = 100_000  # bytes per second; a body that comes in slower has a limited time
 
 
 class Ledger:
@@ -61,12 +62,19 @@ class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(receive: Receive, entry: Entry, max_mb: float) -> bytes:
-    """The whole body. Stops reading where it grows too large, whatever its headers promised."""
+async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> bytes:
+    """The whole body. Stops reading where it grows too large, whatever its headers promised, or comes in too slowly.
+
+    A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
+    """
     parts: list[bytes] = []
-    size = 0
+    size, begun = 0, time.monotonic()
     while True:
-        message = await receive()
+        left = begun + timeout_s + size / _SLOWEST - time.monotonic()
+        try:
+            message = await asyncio.wait_for(receive(), max(left, 0.0))
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come in within {timeout_s:g} s (body_timeout_s).") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")
@@ -77,13 +85,6 @@ async def read_body(receive: Receive, entry: Entry, max_mb: float) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts) if len(parts) != 1 else parts[0]
-
-
-async def within_time(reading: Coroutine[None, None, bytes], seconds: float) -> bytes:
-    try:
-        return await asyncio.wait_for(reading, seconds)
-    except TimeoutError:
-        raise ApiError(408, f"The body did not come in within {seconds:g} s (body_timeout_s).") from None
 
 
 def check_announced(length: str | None, max_mb: float) -> None:

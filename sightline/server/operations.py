@@ -15,7 +15,7 @@ from sightline.server.chat_prompt import chat_prompt
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError, refused
 from sightline.server.form import plain_tools
-from sightline.server.inflight import check_announced, read_body, within_time
+from sightline.server.inflight import check_announced, read_body
 from sightline.server.parse import parse
 from sightline.server.protocol import DetokenizeRequest, TokenizeRequest
 from sightline.server.responses import DetokenizeResponse, Model, ModelList, Readiness, TokenizeResponse, Version
@@ -101,7 +101,7 @@ class Operations:
         check_announced(request.headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(request.headers)
         with self._context.ledger.open() as entry:
-            data = await within_time(read_body(request.receive, entry, server.max_request_mb), server.body_timeout_s)
+            data = await read_body(request.receive, entry, server.max_request_mb, server.body_timeout_s)
             body = await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, data, decoder)
         self._context.check_model(body.model)
         return body, caller

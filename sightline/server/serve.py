@@ -21,6 +21,7 @@ from sightline.server.app import make_app
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
 from sightline.server.engine_client import EngineClient
+from sightline.server.http_protocol import http_protocol
 from sightline.server.inflight import Ledger
 from sightline.server.media_names import MediaNames
 from sightline.server.observer import Observer
@@ -62,7 +63,7 @@ class _Server:
             uvicorn.Config(
                 make_app(self.context),
                 loop="none",
-                http="httptools",
+                http=http_protocol(server.header_timeout_s),
                 ws="none",
                 lifespan="off",
                 access_log=False,

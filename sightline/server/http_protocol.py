@@ -1,0 +1,88 @@
+"""uvicorn's HTTP protocol with what a server on a network needs besides: limits on headers in time and size, on what follows a
+refusal, and OpenAI's shape for what is not HTTP at all."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sightline.server.errors import ApiError
+
+MAX_HEADER_BYTES = 64 * 1024
+LINGER_S = 10.0  # how long a client may go on sending a body that has been refused: it reads the answer only then
+_STATUS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+def http_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn's configuration."""
+
+    class GuardedProtocol(_GuardedProtocol):
+        header_timeout = header_timeout_s
+
+    return GuardedProtocol
+
+
+class _GuardedProtocol(HttpToolsProtocol):
+    header_timeout: float
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._timer: asyncio.TimerHandle | None = None
+        self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm(self.header_timeout, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._header_bytes is not None:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(ApiError(431, f"The headers have more than the {MAX_HEADER_BYTES} bytes allowed."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._arm(self.header_timeout, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        self._header_bytes = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._header_bytes = 0
+        self._disarm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._header_bytes is None and not self.transport.is_closing():
+            self._arm(LINGER_S, self.transport.close)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self._refuse(ApiError(408, f"The headers did not come in within {self.header_timeout:g} s (header_timeout_s)."))
+
+    def _refuse(self, error: ApiError) -> None:
+        body = msgspec.json.encode(error.body())
+        head = f"HTTP/1.1 {error.status} {_STATUS[error.status]}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _arm(self, seconds: float, action: Any) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, action)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
