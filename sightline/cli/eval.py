@@ -1,12 +1,15 @@
 """`sightline eval`: how often a model is right, by tasks whose answers are known."""
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.bench import command, keep
 from sightline.cli.flags import add_config_flags, config_from_flags
+from sightline.config import Config
 
 if TYPE_CHECKING:
     from sightline.llm import LLM
@@ -24,6 +27,9 @@ def add_command(commands: Any) -> None:
     signs.add_argument("--batch", type=int, default=64, metavar="N", help="most questions asked at once (default: 64)")
     signs.add_argument("--json", type=Path, metavar="FILE", help="where to keep the scores and failures")
     signs.add_argument("--samples-out", type=Path, metavar="FILE", help="where to keep each question and answer, as JSON lines")
+    signs.add_argument(
+        "--optimisations", action="store_true", help="ask again with each optimisation switched off, and compare"
+    )
     add_config_flags(signs, without=("seed",))
     signs.set_defaults(run=run_signs, subparser=signs)
 
@@ -35,6 +41,9 @@ def run_signs(arguments: argparse.Namespace) -> None:
 
     config = config_from_flags(arguments)
     skills = arguments.skills or SKILL_NAMES
+    if arguments.optimisations:
+        run_optimisations(arguments, config, skills)
+        return
     with LLM(config.model.model, config) as llm:
         note_resizing(llm)
         print(HEADER)
@@ -46,12 +55,7 @@ def run_signs(arguments: argparse.Namespace) -> None:
             arguments.batch,
             told=lambda score: print(table_line(score), flush=True),
         )
-        about = {
-            "model": config.model.model or "the embedded one",
-            "device": str(llm.device),
-            "dtype": str(llm.dtype),
-            "command": command(),
-        }
+        about = about_run(llm)
     if lines := failure_lines(result):
         print("\nWhat failed:", *lines, sep="\n")
     if arguments.json is not None:
@@ -61,6 +65,33 @@ def run_signs(arguments: argparse.Namespace) -> None:
         with arguments.samples_out.open("w", encoding="utf-8") as file:
             for record in sample_records(result):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def run_optimisations(arguments: argparse.Namespace, config: Config, skills: Sequence[str]) -> None:
+    from sightline.evals.signs.evaluate import evaluate
+    from sightline.evals.signs.optimisations import OPTIMISATIONS, Variant, as_json, table
+    from sightline.llm import LLM
+
+    variants = []
+    for name, settings in OPTIMISATIONS:
+        chosen = dataclasses.replace(config, engine=dataclasses.replace(config.engine, **settings))
+        with LLM(config.model.model, chosen) as llm:
+            found = evaluate(llm, arguments.samples, skills, arguments.first_seed, arguments.batch)
+            about = about_run(llm)
+        variants.append(Variant(name, settings, found))
+        print(f"{name}: done", flush=True)
+    print("", *table(variants), sep="\n")
+    if arguments.json is not None:
+        keep(arguments.json, {**about, **as_json(variants)})
+
+
+def about_run(llm: "LLM") -> dict[str, object]:
+    return {
+        "model": llm.config.model.model or "the embedded one",
+        "device": str(llm.device),
+        "dtype": str(llm.dtype),
+        "command": command(),
+    }
 
 
 def note_resizing(llm: "LLM") -> None:
