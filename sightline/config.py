@@ -6,6 +6,7 @@ Flag names are the field names with dashes, as in `vllm serve` where the meaning
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +36,7 @@ class ModelConfig:
     seed: int = setting(0, "Seed of dummy weights and of requests that name none.")
 
 
+_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|\[?[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]?")  # a name, an IPv4 or an IPv6 address
 DEFAULT_MEDIA_COUNTS = '{"image": 128, "video": 8}'
 
 
@@ -83,6 +85,13 @@ class MediaConfig:
         if isinstance(self.limit_mm_per_prompt, Mapping):  # as Python and YAML write it
             object.__setattr__(self, "limit_mm_per_prompt", json.dumps(dict(self.limit_mm_per_prompt)))
         read_media_counts(self.limit_mm_per_prompt)
+        object.__setattr__(self, "allowed_media_ports", tuple(self.allowed_media_ports))  # YAML has lists
+        object.__setattr__(self, "allowed_media_domains", tuple(self.allowed_media_domains))
+        for host in self.allowed_media_domains:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(
+                    f"allowed_media_domains has {host!r}, but must be host names or addresses, such as images.example.org."
+                )
 
     @classmethod
     def for_server(cls, **given: Any) -> "MediaConfig":

@@ -153,3 +153,13 @@ def test_counts_that_cannot_be_read(text: str) -> None:
 def test_counts_of_unknown_kinds() -> None:
     with pytest.raises(ConfigError, match=r"limit_mm_per_prompt names 'audio', but only image and video can be limited\."):
         MediaConfig(limit_mm_per_prompt='{"audio": 1}')
+
+
+# Red if a host that no URL can match is taken without a word, or a list from a file cannot be used.
+def test_allowed_hosts_are_hosts() -> None:
+    hosts = ["example.org", "bücher.example", "10.0.0.1", "::1", "[2001:db8::1]", "localhost"]
+    assert MediaConfig(allowed_media_domains=hosts).allowed_media_domains == tuple(hosts)
+    assert MediaConfig(allowed_media_ports=[9000]).allowed_media_ports == (9000,)
+    for host in ("https://example.org", "example.org:8080", "*.example.org", "", "example.org/", ".example.org", "a@b"):
+        with pytest.raises(ConfigError, match=r"^allowed_media_domains has .*, but must be host names or addresses, such as"):
+            MediaConfig(allowed_media_domains=(host,))
