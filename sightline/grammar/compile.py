@@ -130,7 +130,8 @@ def _source(structured: StructuredOutput) -> dict[str, Any]:
     if structured.kind == "regex":
         if not structured.text:
             raise PromptError("The regular expression for the answer is empty.")
-        return {"lark_grammar": f"start: /{llguidance.regex_to_lark(structured.text)}/"}
+        # \d and \w are ASCII, as in patterns of JSON schemas: whoever asks for digits can seldom read those of all scripts.
+        return {"lark_grammar": f"start: /{llguidance.regex_to_lark(structured.text, use_ascii='dw')}/"}
     if structured.kind == "lark":
         return {"lark_grammar": structured.text}
     if structured.kind == "json_object":

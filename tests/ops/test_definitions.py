@@ -11,6 +11,7 @@ from sightline.ops.dispatch import OPS, ExampleMaker, op
 from sightline.ops.position_grid import interpolate_position_grid
 from sightline.ops.rotary import make_rotary_table, mrope_axes, text_rotary, vision_rotary
 from sightline.ops.rows import add_rows, place_rows
+from sightline.ops.token_mask import forbid_tokens
 
 
 def rotate_pair(x: float, y: float, angle: float) -> tuple[float, float]:
@@ -131,6 +132,19 @@ def test_rows_go_to_their_tokens_only() -> None:
     index = torch.tensor([-1, 1, -1, 0])
     assert place_rows(hidden, rows, index).tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
     assert add_rows(torch.ones(4, 2), rows, index).tolist() == [[1, 1], [4, 5], [1, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100])
+def test_forbidden_tokens_are_those_whose_bit_is_clear(vocab: int) -> None:
+    make = ExampleMaker(torch.device("cpu"), torch.float32)
+    scores, words = make.normal(4, vocab), make.integers(-(2**31), 2**31, 2, -(-vocab // 32))
+    expected = scores.clone()
+    for row, bits in zip((3, 1), words.tolist(), strict=True):
+        for token in range(vocab):
+            if not bits[token // 32] >> (token % 32) & 1:
+                expected[row, token] = -math.inf
+    forbid_tokens(scores, words, torch.tensor([3, 1]))
+    assert torch.equal(scores, expected)
 
 
 def test_a_twin_runs_when_its_predicate_holds_and_not_otherwise() -> None:
