@@ -71,7 +71,7 @@ def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str)
         with definitions_only():
             expected = outcome(op, arguments)
         sound = [(x.isfinite() | x.isneginf()).all() for x in expected if x.is_floating_point()]  # -inf: a forbidden token
-        assert sound and all(sound)
+        assert expected and all(sound)
         for found, again in zip(outcome(op.definition, arguments), expected, strict=True):
             assert torch.equal(found, again)
         for twin in op.twins:
