@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sightline.evals.signs.generate import make_example
-from sightline.prompt.byte_tokenizer import special_tokens
+from sightline.prompt.byte_tokenizer import VISIBLE, special_tokens
 
 VOCABULARY = 2048
 # As the published Qwen tokenizers split: contractions, words with a leading space, single digits, punctuation, white space.
@@ -43,7 +43,7 @@ def make_tokenizer(folder: Path, examples: int = 800) -> None:
     tokenizer.train_from_iterator(corpus, trainer)
     from tokenizers import AddedToken
 
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer.add_tokens([AddedToken(name, special=name not in VISIBLE, normalized=False) for name in names])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
