@@ -38,7 +38,7 @@ _FAMILIES: dict[str, tuple[int, tuple[str, ...]]] = {  # published base, names
     "glm-4.1v": (151329, _GLM_4_1V),
 }
 # One token each, but text that a reader of the answer should see: skip_special_tokens keeps them.
-_VISIBLE = {
+VISIBLE = {
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<answer>", "</answer>"),
     *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
 }
@@ -115,7 +115,7 @@ def _check(special_tokens: Mapping[str, int], eos: str) -> None:
 
 def _added_token(name: str) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"content": name, **flags, "special": name not in _VISIBLE}
+    return {"content": name, **flags, "special": name not in VISIBLE}
 
 
 def byte_characters() -> list[str]:
