@@ -23,6 +23,7 @@ from sightline.server.engine_client import Answers
 from sightline.server.errors import ApiError, refused, unavailable
 from sightline.server.inflight import ClientGone, Entry, check_announced, read_body
 from sightline.server.parse import parse
+from sightline.server.request_log import loggable
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -131,6 +132,8 @@ class _Exchange(Generic[B]):
             reply = self._reply = await self._shape.prepare(context, parsed, call, caller, len(body) > SMALL_BODY)
         except UserError as error:
             raise refused(error) from None
+        if context.config.server.log_content:
+            call.content["request"] = loggable(parsed)
         held = 0
         for prompt in call.prompts:
             held += 16 * len(prompt.request) + sum(len(item.ref.data) for item in prompt.request.items)

@@ -106,6 +106,14 @@ class Operations:
         self._context.check_model(body.model)
         return body, caller
 
+    async def stats(self, request: Request) -> Response:
+        """What the engine counts, as of now, and what the requests in progress hold."""
+        self._context.keys.require_admin(request.headers)
+        ledger = self._context.ledger
+        own = {"inflight_requests": ledger.requests, "inflight_bytes": ledger.bytes, "engine_pid": self._context.engine.pid}
+        stats = msgspec.to_builtins(await self._context.engine.fresh_stats())
+        return Response(msgspec.json.encode({**stats, **own}), media_type="application/json")
+
     async def flush_cache(self, request: Request) -> Response:
         self._context.keys.require_admin(request.headers)
         await self._context.engine.flush()
@@ -123,5 +131,6 @@ def operation_routes(context: ServerContext) -> list[Route]:
         Route("/v1/embeddings", own.embeddings, methods=["POST"]),
         Route("/tokenize", own.tokenize, methods=["POST"]),
         Route("/detokenize", own.detokenize, methods=["POST"]),
+        Route("/stats", own.stats, methods=["GET"]),
         Route("/flush_cache", own.flush_cache, methods=["POST"]),
     ]

@@ -3,10 +3,13 @@
 import datetime
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from sightline.server.observer import RequestRecord
+
+_LONGEST = 2000  # characters of a text in a log with content
 
 
 def write_line(record: RequestRecord, content: Mapping[str, object]) -> None:
@@ -20,6 +23,18 @@ def write_line(record: RequestRecord, content: Mapping[str, object]) -> None:
             line[name] = value
     sys.stdout.buffer.write(msgspec.json.encode({**line, **content}) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def loggable(body: Any) -> Any:
+    """The body of a request without what was not given, and without most of what is long, such as media."""
+    plain = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
+    if isinstance(plain, dict):
+        return {name: loggable(value) for name, value in plain.items() if value is not None}
+    if isinstance(plain, list):
+        return [loggable(value) for value in plain]
+    if isinstance(plain, str) and len(plain) > _LONGEST:
+        return f"{plain[:_LONGEST]}… ({len(plain):,} characters)"
+    return plain
 
 
 def request_log(enabled: bool) -> Callable[[RequestRecord, Mapping[str, object]], None]:
