@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "SamplingParams", "StructuredOutput", "__version__"]
 
 if TYPE_CHECKING:
     from sightline.llm import LLM
-    from sightline.types import Completion, SamplingParams
+    from sightline.types import Completion, SamplingParams, StructuredOutput
 
 
 def __getattr__(name: str) -> Any:
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
         from sightline.llm import LLM
 
         return LLM
-    if name in ("Completion", "SamplingParams"):
+    if name in ("Completion", "SamplingParams", "StructuredOutput"):
         from sightline import types
 
         return getattr(types, name)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-# Bounded, because a model that likes white space would write nothing else; enough to indent.
-_WHITE_SPACE = r"[ \n\r\t]{1,40}"
+# Nothing, a space, or a new line with its indentation. Bounded: a model that likes white space would write nothing else.
+_WHITE_SPACE = r" |\r?\n[ \t]{0,32}"
 
 
 def with_style(schema: dict[str, Any]) -> dict[str, Any]:
