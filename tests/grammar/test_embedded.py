@@ -1,4 +1,4 @@
-"""The model that comes with the package answers in forms, in batches and as a stream; forms that are wrong are refused at once."""
+"""The embedded model answers in forms, in batches and as a stream; forms that are wrong are refused at once."""
 
 import asyncio
 import json
