@@ -5,13 +5,24 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ImageOps
+from PIL import Image, ImageFile, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from sightline.errors import MediaError
 from sightline.media.ffmpeg import ffmpeg_errors, open_video, video_stream
 from sightline.media.jpeg import START, check_scans
 from sightline.media.pillow import open_for_pixels, pillow_errors
 from sightline.types import ImageHeader, MediaRef, VideoHeader
+
+_METHODS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def decode_image(ref: MediaRef) -> NDArray[np.uint8]:
@@ -23,7 +34,7 @@ def decode_image(ref: MediaRef) -> NDArray[np.uint8]:
     with pillow_errors(ref.source):
         if ref.data.startswith(START):
             check_scans(ref.data, ref.source)
-        image = ImageOps.exif_transpose(open_for_pixels(ref.data)).convert("RGB")
+        image = _turned(open_for_pixels(ref.data), header.orientation).convert("RGB")
         pixels = np.asarray(image)
     if pixels.shape != (header.height, header.width, 3):
         raise MediaError(
@@ -31,6 +42,13 @@ def decode_image(ref: MediaRef) -> NDArray[np.uint8]:
             f"but its header says {header.width}x{header.height}."
         )
     return pixels
+
+
+def _turned(image: ImageFile.ImageFile, orientation: int) -> Image.Image:
+    """What ImageOps.exif_transpose gives, without the EXIF data that it writes anew: seconds per megabyte of it."""
+    if isinstance(image, TiffImageFile):  # turns itself when it is loaded, if a tag says so; XMP is left to us
+        return ImageOps.exif_transpose(image)
+    return image.transpose(_METHODS[orientation]) if orientation in _METHODS else image
 
 
 def decode_video(ref: MediaRef, frame_indices: Sequence[int]) -> NDArray[np.uint8]:

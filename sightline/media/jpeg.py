@@ -14,7 +14,7 @@ from sightline.errors import MediaError
 
 START = b"\xff\xd8\xff"
 MAX_SEGMENTS = 4096
-MAX_EXIF_SEGMENTS = 64  # of 64 kB; cameras write one
+MAX_EXIF_SEGMENTS = 16  # of 64 kB; cameras write one
 MAX_SCANS = 200  # progressive files have about ten
 
 _SOS, _EOI, _APP1 = 0xFFDA, 0xFFD9, 0xFFE1

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -32,9 +33,10 @@ def formats() -> tuple[str, ...]:
     return tuple(name for name in _WANTED if name in Image.OPEN)
 
 
-# What parsing a header may read: far more than honest files need, and a fraction of a second.
+# What parsing a header may read: far more than honest files need, and not much more than a second.
 MAX_HEADER_READS = 20_000
-MAX_HEADER_BYTES = 16_000_000
+MAX_HEADER_BYTES = 48_000_000  # Pillow reads the tags of a TIFF two or three times
+MAX_EXIF_BYTES = 1_100_000  # a JPEG has room for 64 kB, or a few times that in pieces
 
 
 class HeaderTooLong(Exception):
@@ -67,7 +69,26 @@ class MeteredFile(io.BytesIO):
 
 def open_image(data: bytes) -> ImageFile.ImageFile:
     """Parses the header only; pixels are decoded when they are asked for."""
-    return Image.open(MeteredFile(data), formats=formats())
+    if data[4:8] == b"ftyp":
+        data = without_exif_items(data)
+    image = Image.open(MeteredFile(data), formats=formats())
+    exif = image.info.get("exif")
+    if isinstance(exif, bytes) and len(exif) > MAX_EXIF_BYTES:
+        raise HeaderTooLong(f"its EXIF data has {len(exif) / 1e6:.1f} MB, more than the {MAX_EXIF_BYTES / 1e6:g} MB allowed")
+    return image
+
+
+# The entry of an item in an AVIF file: version, flags, number, protection, type; see infe in ISO/IEC 14496-12.
+_EXIF_ITEM = re.compile(rb"(infe[\x02\x03].{3}(?:.{2}|.{4}).{2})Exif", re.DOTALL)
+
+
+def without_exif_items(avif: bytes) -> bytes:
+    """The file with its EXIF data hidden from decoders.
+
+    An AVIF is turned by properties of its own, which overrule EXIF; where the two differ, Pillow writes EXIF anew when it opens
+    the file, which takes seconds per megabyte of it.
+    """
+    return _EXIF_ITEM.sub(rb"\1skip", avif)
 
 
 def open_for_pixels(data: bytes) -> ImageFile.ImageFile:
