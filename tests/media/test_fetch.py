@@ -309,6 +309,30 @@ def test_size_limit_acts_while_the_body_arrives(server: Server) -> None:
         get(server.url("announced/3000000000"), limits)
 
 
+# Red if a header without end is taken in.
+def test_headers_have_a_limit(server: Server) -> None:
+    refused(server.url("headers"), "the answer of its host is not valid HTTP.", LOCAL)
+    assert server.sent < 50_000_000
+
+
+# Red if a fetch that nobody waits for any more goes on.
+def test_a_cancelled_fetch_ends(server: Server) -> None:
+    async def cancel() -> None:
+        limits = dataclasses.replace(LOCAL, max_image_mb=5000)
+        task = asyncio.create_task(fetch_async(server.url("endless"), limits, ByteAllowance("image", "X", limits)))
+        while server.sent == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    time.sleep(0.3)
+    sent = server.sent
+    time.sleep(0.3)
+    assert server.sent == sent < 500_000_000
+
+
 # Red if items that arrive at once are counted only when each is complete.
 def test_the_request_has_a_limit_too(server: Server) -> None:
     limits = dataclasses.replace(LOCAL, max_request_media_mb=2)

@@ -92,6 +92,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _nowhere(self) -> None:
         self._answer(302)
 
+    def _headers(self) -> None:
+        """A header that goes on and on."""
+        try:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+            while self.server.sent < 500_000_000:
+                self.server.sent += self.wfile.write(b"x" * 65536)
+        except OSError:
+            pass
+
     def _silent(self) -> None:
         time.sleep(2)
 
