@@ -166,6 +166,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     pages: int
     pages_used: int  # by running sequences
     pages_cached: int  # by prefixes that nobody uses now
+    prefix_pages: int  # by all prefixes that can be found
+    prefix_evictions: int
     prefix_tokens_asked: int
     prefix_tokens_found: int
     embedding_hits: int
@@ -177,6 +179,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     host_bytes_used: int
     items_decoded: int
     items_encoded: int
+    videos_decoded: int  # the videos among the items
+    videos_encoded: int
     items_restored: int
     patches_encoded: int
     preemptions: int

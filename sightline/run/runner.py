@@ -28,7 +28,9 @@ class RunnerCounts:
     """What was really done; tests count on it."""
 
     decoded: int = 0  # images and videos whose pixels were decoded
+    videos_decoded: int = 0  # the videos among them
     encoded: int = 0  # images and videos that went through the tower
+    videos_encoded: int = 0  # the videos among them
     patches: int = 0
     peak_patches: int = 0  # most patches on the device at once
     peak_items: int = 0  # most items whose patches were on the device at once
@@ -111,6 +113,7 @@ class Runner:
             for stage, seconds in own.seconds.items():
                 clock.add(stage, seconds)
         self.counts.decoded += sum(bool(item.ref.data) for item in items)
+        self.counts.videos_decoded += sum(bool(item.ref.data) and item.ref.kind == "video" for item in items)
         return [made for made, _ in results]
 
     def encode_patches(self, items: Seq[MediaItem], patches: Seq[torch.Tensor]) -> torch.Tensor:
@@ -118,6 +121,7 @@ class Runner:
         total = sum(item.patches for item in items)
         counts = self.counts
         counts.encoded += len(items)
+        counts.videos_encoded += sum(item.ref.kind == "video" for item in items)
         counts.patches += total
         counts.peak_patches = max(counts.peak_patches, total)
         counts.peak_items = max(counts.peak_items, len(items))
