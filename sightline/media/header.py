@@ -5,6 +5,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from sightline.errors import MediaError
+from sightline.media.exif import check_exif
 from sightline.media.ffmpeg import ffmpeg_errors, holds_picture, open_video, video_stream
 from sightline.media.jpeg import START, check_segments
 from sightline.media.limits import check_frame_count
@@ -26,7 +27,7 @@ def read_image_header(data: bytes, source: str) -> ImageHeader:
         elif data.startswith(START):
             check_segments(data, source)
         image = open_image(data)
-        orientation = _orientation(image, data)
+        orientation = _orientation(image, data, source)
         width, height = image.size
         if orientation in _SIDEWAYS and not _size_is_turned(image):
             width, height = height, width
@@ -36,17 +37,28 @@ def read_image_header(data: bytes, source: str) -> ImageHeader:
     return ImageHeader(format=name, width=width, height=height, orientation=orientation)
 
 
-def _orientation(image: ImageFile.ImageFile, data: bytes) -> int:
+def _orientation(image: ImageFile.ImageFile, data: bytes, source: str) -> int:
     """EXIF orientation, else that in XMP, as Pillow's exif_transpose finds it after decoding."""
     if isinstance(image, PngImageFile):
         complete = metadata_first(data, animated=image.is_animated)
         if complete is not data:
             image = open_image(complete)
+        check_exif(_stored_exif(image), source)
         exif = Image.Image.getexif(image)  # not PngImageFile.getexif, which decodes the pixels first
     else:
+        check_exif(_stored_exif(image), source)
         exif = image.getexif()
     value = exif.get(ExifTags.Base.Orientation, 1)
     return int(value) if value in range(1, 9) else 1
+
+
+def _stored_exif(image: ImageFile.ImageFile) -> bytes:
+    """Where Pillow's getexif takes EXIF data from: a field of the format, or in a PNG the text that ImageMagick writes."""
+    if "exif" in image.info:
+        return bytes(image.info["exif"])
+    if "Raw profile type exif" in image.info:
+        return bytes.fromhex("".join(image.info["Raw profile type exif"].split("\n")[3:]))
+    return b""
 
 
 def _size_is_turned(image: ImageFile.ImageFile) -> bool:

@@ -11,6 +11,7 @@ import struct
 from PIL.JpegImagePlugin import MARKER
 
 from sightline.errors import MediaError
+from sightline.media.exif import check_exif
 
 START = b"\xff\xd8\xff"
 MAX_SEGMENTS = 4096
@@ -24,7 +25,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 def check_segments(data: bytes, source: str) -> None:
     """Walks the markers in front of the pixels as Pillow will: it reads a payload where it has a handler for the marker."""
-    exif_segments = segments = 0
+    segments = 0
+    exif: list[bytes] = []
     place = 2
     while (place := data.find(b"\xff", place)) >= 0 and place + 4 <= len(data):
         marker = 0xFF00 | data[place + 1]
@@ -32,7 +34,7 @@ def check_segments(data: bytes, source: str) -> None:
             place += 1
             continue
         if marker == _SOS or marker not in MARKER:
-            return
+            break
         segments += 1
         if segments > MAX_SEGMENTS:
             raise MediaError(f"Image {source} cannot be read: its JPEG file has more than {MAX_SEGMENTS:,} segments.")
@@ -40,10 +42,13 @@ def check_segments(data: bytes, source: str) -> None:
             place += 2
             continue
         (length,) = struct.unpack_from(">H", data, place + 2)
-        exif_segments += marker == _APP1 and data.startswith(b"Exif\0\0", place + 4)
-        if exif_segments > MAX_EXIF_SEGMENTS:
-            raise MediaError(f"Image {source} cannot be read: its EXIF data has more than {MAX_EXIF_SEGMENTS} segments.")
+        if marker == _APP1 and data.startswith(b"Exif\0\0", place + 4):
+            exif.append(data[place + 10 : place + 2 + length])
+            if len(exif) > MAX_EXIF_SEGMENTS:
+                raise MediaError(f"Image {source} cannot be read: its EXIF data has more than {MAX_EXIF_SEGMENTS} segments.")
         place += 2 + max(length, 2)
+    if exif:
+        check_exif(b"".join(exif), source)
 
 
 def check_scans(data: bytes, source: str) -> None:

@@ -36,7 +36,6 @@ def formats() -> tuple[str, ...]:
 # What parsing a header may read: far more than honest files need, and not much more than a second.
 MAX_HEADER_READS = 20_000
 MAX_HEADER_BYTES = 48_000_000  # Pillow reads the tags of a TIFF two or three times
-MAX_EXIF_BYTES = 1_100_000  # a JPEG has room for 64 kB, or a few times that in pieces
 
 
 class HeaderTooLong(Exception):
@@ -71,11 +70,7 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
     """Parses the header only; pixels are decoded when they are asked for."""
     if data[4:8] == b"ftyp":
         data = without_exif_items(data)
-    image = Image.open(MeteredFile(data), formats=formats())
-    exif = image.info.get("exif")
-    if isinstance(exif, bytes) and len(exif) > MAX_EXIF_BYTES:
-        raise HeaderTooLong(f"its EXIF data has {len(exif) / 1e6:.1f} MB, more than the {MAX_EXIF_BYTES / 1e6:g} MB allowed")
-    return image
+    return Image.open(MeteredFile(data), formats=formats())
 
 
 # The entry of an item in an AVIF file: version, flags, number, protection, type; see infe in ISO/IEC 14496-12.

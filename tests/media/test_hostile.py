@@ -110,6 +110,32 @@ def test_exif_of_megabytes(data: bytes, megabytes: float) -> None:
     assert str(caught.value) == f"Image X cannot be read: its EXIF data has {megabytes} MB, more than the 1.1 MB allowed."
 
 
+OVERLAPPING = directory(*((1000 + number, 1, 500_000, 8) for number in range(8000)), tail=bytes(900_000))
+OVERLAPPING_SMALL = directory(*((1000 + number, 1, 30_000, 8) for number in range(2500)), tail=bytes(31_000))
+IN_TEXT = b"Raw profile type exif\0\nexif\n  99\n" + OVERLAPPING_SMALL.hex().encode()
+
+
+# Red if entries that share a value are read each for itself: Pillow 12 takes 4 GB for the first of these.
+@pytest.mark.parametrize(
+    "data",
+    [
+        png_with(chunk(b"eXIf", OVERLAPPING)),
+        encoded(picture(), "WEBP", exif=b"Exif\0\0" + OVERLAPPING),
+        jpeg_with(segment(0xE1, b"Exif\0\0" + OVERLAPPING_SMALL)),
+        png_with(chunk(b"tEXt", IN_TEXT)),
+    ],
+    ids=["PNG", "WEBP", "JPEG", "PNG text"],
+)
+def test_exif_values_that_overlap(data: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(MediaError) as caught:
+        read_image_header(data, "X")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(caught.value).endswith("the values of its EXIF data have more than 32 times the bytes that are there.")
+    assert peak < 20 * MEGABYTE
+
+
 # Red if Pillow gets to see the EXIF data of an AVIF, which it writes anew on opening, or if the turning of one is lost.
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
 def test_exif_of_an_avif_is_not_read() -> None:
