@@ -14,16 +14,18 @@ from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
 from sightline.server.generation import CLIENT_GONE, GenerationRoute
 from sightline.server.inflight import ClientGone
+from sightline.server.metrics import Metrics, metrics_route
 from sightline.server.openapi import openapi
 from sightline.server.operations import operation_routes
 
 
-def make_app(context: ServerContext) -> FastAPI:
+def make_app(context: ServerContext, metrics: Metrics) -> FastAPI:
     app = FastAPI(title="Sightline", version=__version__, redoc_url=None)
     app.router.routes += [
         Route("/v1/chat/completions", GenerationRoute(context, ChatShape()), methods=["POST"]),
         Route("/v1/completions", GenerationRoute(context, CompletionShape()), methods=["POST"]),
         *operation_routes(context),
+        metrics_route(metrics, context.engine),
     ]
     description = openapi(with_keys=bool(context.config.server.api_key))
     app.openapi = lambda: description  # type: ignore[method-assign]

@@ -69,7 +69,8 @@ class EngineGone(ApiError):
     """The engine died while it worked on a request."""
 
     def __init__(self) -> None:
-        super().__init__(503, "The engine stopped while it worked on this request.", code="engine_died")
+        sentence = "The engine stopped while it worked on this request."
+        super().__init__(503, sentence, code="engine_died", headers={"Retry-After": "2"})
 
 
 @dataclass(frozen=True)
@@ -215,13 +216,14 @@ class EngineClient:
 
     async def close(self) -> None:
         """Stops the engine; requests that are still in it are dropped."""
+        patience = _STOP_PATIENCE_S if self.ready else 0.0  # one that still loads listens to nobody
         if self._socket is not None and self.ready:
             self._send(Stop())
         self.state = EngineState.STOPPED
         process = self._process
         if process is not None and process.returncode is None:
             try:
-                await asyncio.wait_for(process.wait(), _STOP_PATIENCE_S)
+                await asyncio.wait_for(process.wait(), patience)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()

@@ -24,7 +24,7 @@ from sightline.server.engine_client import EngineClient
 from sightline.server.http_protocol import http_protocol
 from sightline.server.inflight import Ledger
 from sightline.server.media_names import MediaNames
-from sightline.server.observer import Observer
+from sightline.server.metrics import Metrics
 from sightline.server.request_log import request_log
 from sightline.server.startup_log import StartupLog
 
@@ -41,18 +41,19 @@ class _Server:
         self._config, self._log = config, StartupLog()
         server = config.server
         files = read_model_files(config.model, config.media)
-        observer = Observer()
+        ledger = Ledger(server.max_inflight_mb, server.max_inflight_requests)
+        metrics = Metrics(ledger, served_names(config)[0])
         self._failure: str | None = None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
         self._socket = _listen(server.host, server.port)
         self.context = ServerContext(
             config=config,
             files=files,
-            engine=EngineClient(config, observer, self._log.progress, self._log.ready, self._failed),
-            observer=observer,
+            engine=EngineClient(config, metrics, self._log.progress, self._log.ready, self._failed),
+            observer=metrics,
             pool=self._pool,
             keys=KeyRing(server.api_key, server.admin_api_key),
-            ledger=Ledger(server.max_inflight_mb, server.max_inflight_requests),
+            ledger=ledger,
             names=MediaNames(server.max_known_uuids),
             model_names=served_names(config),
             started=int(time.time()),
@@ -61,7 +62,7 @@ class _Server:
         )
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                make_app(self.context),
+                make_app(self.context, metrics),
                 loop="none",
                 http=http_protocol(server.header_timeout_s),
                 ws="none",

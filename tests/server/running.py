@@ -23,7 +23,8 @@ PATIENCE_S = 60.0  # generous: machines that run tests are slow and busy
 class RunningServer:
     def __init__(self, folder: Path, *flags: str, key: str = "unused") -> None:
         self._out, self._err = folder / "stdout", folder / "stderr"
-        command = [sys.executable, "-m", "sightline.cli.main", "serve", "--port", "0", "--admin-api-key", ADMIN, *flags]
+        own = ["--port", "0", "--admin-api-key", ADMIN, "--device", "cpu"]
+        command = [sys.executable, "-m", "sightline.cli.main", "serve", *own, *flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, stdin=subprocess.DEVNULL)

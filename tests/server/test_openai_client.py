@@ -141,9 +141,11 @@ def test_log_probabilities(server: RunningServer) -> None:
 
 
 def test_stop_strings_end_an_answer(server: RunningServer) -> None:
-    free = server.chat(QUESTION, max_tokens=8, extra_body={"ignore_eos": True}).choices[0].message.content
+    end = server.http.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+    bias = {str(end[0]): -100}
+    free = server.chat(QUESTION, max_tokens=8, logit_bias=bias).choices[0].message.content
     assert len(free) > 2
-    stopped = server.chat(QUESTION, max_tokens=8, stop=[free[1:3]], extra_body={"ignore_eos": True}).choices[0]
+    stopped = server.chat(QUESTION, max_tokens=8, logit_bias=bias, stop=[free[1:3]]).choices[0]
     assert stopped.message.content == free[: free.index(free[1:3])]
     assert stopped.finish_reason == "stop"
 

@@ -1,0 +1,187 @@
+"""Parts of the server by themselves: messages of the engine, names of media, the ledger, keys, the text of tokens."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from prompt.builders import byte_tokenizer, image_item, video_item
+from sightline.config import Config, ServerConfig
+from sightline.engine import messages
+from sightline.engine.messages import Add, Start, UpdateHead, add_frames, decode_command, decode_report, encode, request_of
+from sightline.errors import MissingMediaError
+from sightline.run.sampling_params import resolve_sampling
+from sightline.server.auth import KeyRing
+from sightline.server.engine_client import Answers
+from sightline.server.errors import ApiError
+from sightline.server.inflight import ClientGone, Ledger, read_body
+from sightline.server.media_names import MediaNames
+from sightline.server.token_text import token_bytes
+from sightline.types import MediaItem, MediaSpan, Request, SamplingParams, StructuredOutput, TokenLogprob
+
+
+def with_bytes(item: MediaItem, data: bytes) -> MediaItem:
+    return replace(item, ref=replace(item.ref, data=data))
+
+
+def test_a_request_arrives_as_it_was_sent() -> None:
+    """Every field of it: red when one is left out of the header or frames change places."""
+    items = (with_bytes(image_item(2, 3), b"one"), with_bytes(video_item(2, 2, 2, 4.0), b"two"), image_item(1, 1, b"named"))
+    sent = Request(
+        token_ids=np.arange(7, dtype=np.int32),
+        positions=np.arange(21, dtype=np.int32).reshape(3, 7),
+        position_delta=-3,
+        items=items,
+        spans=(MediaSpan(0, 1, 2, 0), MediaSpan(1, 4, 2, 1)),
+    )
+    params = SamplingParams(
+        max_tokens=5, temperature=0.5, logit_bias={3: -1.5}, seed=-4, structured=StructuredOutput("regex", "a+", True)
+    )
+    sampling = resolve_sampling(params, {})
+    frames = add_frames(17, sent, sampling, (1, 2), ("stop",), -1, "salt", {"fetch": 0.5})
+    head, *buffers = [bytes(memoryview(frame).cast("B")) if not isinstance(frame, bytes) else frame for frame in frames]
+    add = decode_command(head)
+    assert isinstance(add, Add)
+    got = request_of(add, buffers)
+    assert got.token_ids.tolist() == sent.token_ids.tolist() and got.positions.tolist() == sent.positions.tolist()
+    assert (got.position_delta, got.items, got.spans) == (sent.position_delta, sent.items, sent.spans)
+    assert (add.number, add.sampling, add.end_tokens, add.stop) == (17, sampling, (1, 2), ("stop",))
+    assert (add.priority, add.cache_salt, add.seconds) == (-1, "salt", {"fetch": 0.5})
+    assert got.token_ids.flags.writeable, "torch warns of arrays that cannot be written"
+    with pytest.raises(ValueError, match="2 frames of media for 3 items"):
+        request_of(add, buffers[:-1])
+
+
+def test_other_messages_arrive_as_they_were_sent() -> None:
+    config = Config(server=ServerConfig(api_key=("a", "b"), drain_timeout_s=3.5))
+    assert decode_command(encode(Start(config))) == Start(config)
+    finish = messages.Finish("stop", 5, 2, 1, 1, 0, {"queue": 0.1})
+    logprob = TokenLogprob(3, -0.5, ((3, -0.5), (4, -2.0)))
+    news = messages.News(
+        (UpdateHead(1, 0, "text", (3,), (logprob,), finish), UpdateHead(2, 1, failure=messages.Failure("invalid", "x")))
+    )
+    assert decode_report(encode(news)) == news
+
+
+def test_names_are_kept_per_caller_and_bounded() -> None:
+    names = MediaNames(per_caller=2, callers=2)
+    refs = [replace(image_item(1, 1, bytes([n])).ref, data=b"x") for n in range(4)]
+    for number in range(3):
+        names.remember("a", f"name {number}", refs[number])
+    assert names.recall("a", "image", "name 2").digest == refs[2].digest
+    assert names.recall("a", "image", "name 1").data == b"", "no bytes are kept"
+    with pytest.raises(MissingMediaError):
+        names.recall("a", "image", "name 0")
+    names.remember("a", "name 3", refs[3])
+    with pytest.raises(MissingMediaError):
+        names.recall("a", "image", "name 2")  # name 1 was used last
+    for caller, kind, name in (("b", "image", "name 3"), ("a", "video", "name 3")):
+        with pytest.raises(MissingMediaError):
+            names.recall(caller, kind, name)  # type: ignore[arg-type]
+    names.remember("b", "n", refs[0])
+    names.remember("c", "n", refs[0])
+    with pytest.raises(MissingMediaError):
+        names.recall("a", "image", "name 3")
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400)), max_size=40))
+def test_the_ledger_balances(changes: list[tuple[int, int]]) -> None:
+    """Whatever grows, settles and ends: the sum is that of the open entries, never above the limit, and 0 in the end."""
+    ledger = Ledger(max_mb=0.001, max_requests=3)
+    shares: dict[int, tuple[Any, int]] = {}
+    for number, count in changes:
+        if number not in shares:
+            try:
+                shares[number] = (ledger.open().__enter__(), 0)
+            except ApiError as error:
+                assert error.status == 429 and len(shares) == 3
+                continue
+        entry, held = shares[number]
+        try:
+            if count % 3 == 0:
+                entry.__exit__(None, None, None)
+                del shares[number]
+            elif count % 3 == 1:
+                entry.settle(count)
+                shares[number] = (entry, count)
+            else:
+                entry.grow(count)
+                shares[number] = (entry, held + count)
+        except ApiError as error:
+            assert error.status == 429 and error.headers["Retry-After"]
+        assert ledger.bytes == sum(held for _, held in shares.values()) <= 1000
+        assert ledger.requests == len(shares)
+
+
+def body_of(*parts: bytes, gone: bool = False) -> Any:
+    queue = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    queue[-1]["more_body"] = gone
+    queue += [{"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return queue.pop(0)
+
+    return receive
+
+
+def test_bodies_are_read_within_limits() -> None:
+    ledger = Ledger(1, 1)
+    with ledger.open() as entry:
+        assert asyncio.run(read_body(body_of(b"ab", b"", b"c"), entry, 1e-5, 60)) == b"abc"
+        assert ledger.bytes == 3
+        with pytest.raises(ApiError) as caught:
+            asyncio.run(read_body(body_of(b"0123456", b"7890", b"x"), entry, 1e-5, 60))
+        assert caught.value.status == 413
+        with pytest.raises(ClientGone):
+            asyncio.run(read_body(body_of(b"ab", gone=True), entry, 1, 60))
+    assert ledger.bytes == 0
+
+
+def test_keys() -> None:
+    ring = KeyRing(("one", "two"), "admin")
+
+    def header(text: str) -> Headers:
+        return Headers({"authorization": text})
+
+    assert ring.caller(header("Bearer one")) != ring.caller(header("Bearer two"))
+    assert "one" not in ring.caller(header("bearer one"))
+    for wrong in ("", "one", "Basic one", "Bearer", "Bearer onetwo", "Bearer o"):
+        with pytest.raises(ApiError) as caught:
+            ring.caller(header(wrong))
+        assert caught.value.status == 401
+    ring.require_admin(header("Bearer admin"))
+    with pytest.raises(ApiError):
+        ring.require_admin(header("Bearer one"))
+    assert KeyRing((), None).caller(Headers({})) == ""
+    with pytest.raises(ApiError) as caught:
+        KeyRing((), None).require_admin(header("Bearer "))
+    assert caught.value.status == 403
+
+
+def test_bytes_of_tokens(tmp_path: Path) -> None:
+    """Parts of characters have bytes and no text."""
+    tokenizer = byte_tokenizer(tmp_path, "qwen3-vl")
+    ids = tokenizer.encode("aü日<|im_end|>")
+    assert b"".join(bytes(token_bytes(tokenizer, token) or ()) for token in ids) == "aü日<|im_end|>".encode()
+
+
+def test_news_of_several_prompts_have_their_places() -> None:
+    async def collect() -> list[tuple[int, str]]:
+        answers = Answers({7: 0, 9: 2}, left=3)
+        end = messages.Finish("stop", 1, 1, 0, 0, 0, {})
+        for update in (UpdateHead(9, 0, "c"), UpdateHead(7, 1, "b", finish=end), UpdateHead(7, 0, "a", finish=end)):
+            answers.tell(update)
+        found = []
+        async for batch in answers.batches():
+            found += [(place, update.text) for place, update in batch]
+            if answers.left == 1:
+                answers.tell(UpdateHead(9, 0, "d", finish=end))
+        return found
+
+    assert asyncio.run(collect()) == [(2, "c"), (1, "b"), (0, "a"), (2, "d")]
