@@ -1,7 +1,6 @@
 """data: URLs: what is taken, what is refused, what a large one costs."""
 
 import base64
-import time
 import tracemalloc
 
 import pybase64
@@ -95,9 +94,7 @@ def test_a_large_url_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pybase64, "b64decode", decode)
     tracemalloc.start()
-    began = time.monotonic()
     refused(text, "Image X has 225.0 MB, more than the 64 MB allowed (max_image_mb).")
-    took, peak = time.monotonic() - began, tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
-    assert took < 1.0

@@ -327,10 +327,11 @@ def test_a_cancelled_fetch_ends(server: Server) -> None:
             await task
 
     asyncio.run(cancel())
-    time.sleep(0.3)
-    sent = server.sent
-    time.sleep(0.3)
-    assert server.sent == sent < 500_000_000
+    sent = -1
+    while server.sent != sent:
+        sent = server.sent
+        time.sleep(0.5)
+    assert sent < 500_000_000
 
 
 # Red if items that arrive at once are counted only when each is complete.
@@ -348,12 +349,10 @@ def test_the_request_has_a_limit_too(server: Server) -> None:
     assert server.sent < 50_000_000
 
 
-# Red if the time limit starts anew with every byte: the trickle would take two seconds.
+# Red if the time limit starts anew with every byte: the trickle would go on for two seconds and end otherwise.
 @pytest.mark.parametrize("path", ["silent", "trickle/header", "trickle/body"])
 def test_time_limit(path: str, server: Server) -> None:
-    began = time.monotonic()
     refused(server.url(path), "it took longer than 0.3 s.", dataclasses.replace(LOCAL, fetch_timeout_s=0.3))
-    assert time.monotonic() - began < 1.9
 
 
 # Red if a name server that does not answer holds up more than its own request, or the limit leaves it out.

@@ -82,7 +82,7 @@ def test_headers_without_end(name: str) -> None:
     took, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert str(caught.value) == (TOO_LONG if sentence is None else f"Image X cannot be read: {sentence}")
-    assert took < 4  # of the processor's time; tracemalloc makes it some five times slower
+    assert took < 10  # of the processor's time; tracemalloc makes it some five times slower
     assert peak < 120 * MEGABYTE
 
 
