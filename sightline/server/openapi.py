@@ -24,11 +24,10 @@ _ENDPOINTS: tuple[tuple[str, str, str, type | None, type | None, type | None], .
     ("/health", "get", "Whether the process is alive", None, None, None),
     ("/ready", "get", "Whether requests are answered", None, responses.Readiness, None),
     ("/version", "get", "Which version runs", None, responses.Version, None),
-    ("/metrics", "get", "Prometheus metrics", None, None, None),
     ("/stats", "get", "Counters of the engine (admin key)", None, None, None),
     ("/flush_cache", "post", "Forget cached prefixes and images (admin key)", None, None, None),
 )
-_OPEN = ("/health", "/ready", "/version", "/metrics")  # no key needed
+_OPEN = ("/health", "/ready", "/version")  # no key needed
 
 
 def openapi(with_keys: bool) -> dict[str, Any]:

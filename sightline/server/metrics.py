@@ -1,0 +1,232 @@
+"""Prometheus metrics: an observer that counts, and /metrics, where the counts are read.
+
+What happens in the API process is counted as it happens. What the engine counts comes with its reports; those counters begin
+at 0 again with each engine process, so only their growth is added here, and no counter ever goes backwards.
+"""
+
+import asyncio
+import contextlib
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sightline import __version__
+from sightline.engine.messages import Ready, Stats
+from sightline.server.engine_client import EngineClient
+from sightline.server.errors import ApiError
+from sightline.server.inflight import Ledger
+from sightline.server.observer import Observer, RequestRecord
+
+# Seconds. Each step is at most 2.5 times the one before: fine enough for percentiles, few enough for many series.
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.075, 0.15, 0.3, 0.5, 1.0, 2.5)  # of what recurs for each token
+STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+REQUEST_BUCKETS = (*STAGE_BUCKETS[1:], 60.0, 120.0, 300.0, 600.0)
+TOKEN_BUCKETS = tuple(float(4**power) for power in range(11))  # 1 to a million
+
+VISION_STAGES = ("fetch", "header", "decode", "preprocess", "encode")
+CACHES = ("prefix", "embedding", "host")
+FINISH_REASONS = ("stop", "length", "tool_calls")
+KINDS = ("image", "video")
+ENGINE_PATIENCE_S = 0.5  # how long a reader of metrics waits for a report as of now; after it, the last one is shown
+
+
+class Metrics(Observer):
+    def __init__(self, ledger: Ledger, model: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call] # when a counter was made is nobody's question
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._last: dict[str, int] = {}  # what the engine's counters were when it last told
+        self._kv_bytes = 0
+        self._host_cache = False
+        self._make_request_metrics()
+        self._make_vision_metrics()
+        self._make_engine_metrics()
+        self._gauge("inflight_requests", "Requests whose body is being read or whose answer is being made.").set_function(
+            lambda: ledger.requests
+        )
+        self._gauge("inflight_bytes", "Bytes of bodies and media that unfinished requests hold.").set_function(
+            lambda: ledger.bytes
+        )
+        ProcessCollector(registry=self.registry)
+
+    # ---- What there is
+
+    def _make_request_metrics(self) -> None:
+        self._requests = self._counter("requests", "Requests for answers that are over.", "route", "status")
+        self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were answered, cached ones too.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
+        self._media_tokens = self._counter("prompt_media_tokens", "Prompt tokens that stand for media.", "kind")
+        seconds = "Seconds from a request's arrival to"
+        self._ttft = self._histogram("time_to_first_token_seconds", f"{seconds} the first token of its answer.")
+        self._e2e = self._histogram("e2e_request_latency_seconds", f"{seconds} the end of its answer.")
+        self._queue = self._histogram("request_queue_time_seconds", "Seconds that a request waited in the engine for its turn.")
+        self._prefill = self._histogram("request_prefill_time_seconds", "Seconds of steps that computed a request's prompt.")
+        self._generate = self._histogram("request_decode_time_seconds", "Seconds from the first token of an answer to its end.")
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "Seconds between a token of an answer and the one before.", STEP_BUCKETS
+        )
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds", "Seconds per token after the first, mean of a request.", STEP_BUCKETS
+        )
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens per request.", TOKEN_BUCKETS)
+        self._request_generation = self._histogram("request_generation_tokens", "Answer tokens per request.", TOKEN_BUCKETS)
+        for reason in FINISH_REASONS:
+            self._success.labels(reason)
+
+    def _make_vision_metrics(self) -> None:
+        self._stages = Histogram(
+            "sightline:vision_stage_seconds",
+            "Seconds of a request in a stage of the vision path; a request that skips a stage is not counted in it.",
+            ["stage"],
+            registry=self.registry,
+            buckets=STAGE_BUCKETS,
+        )
+        self._received = {kind: self._counter(f"{kind}s_received", f"{kind.capitalize()}s in requests.") for kind in KINDS}
+        self._decoded = {kind: self._counter(f"{kind}s_decoded", f"{kind.capitalize()}s decoded to pixels.") for kind in KINDS}
+        self._encoded = {
+            kind: self._counter(f"{kind}s_encoded", f"{kind.capitalize()}s that went through the tower.") for kind in KINDS
+        }
+        self._media_bytes = self._counter("media_received_bytes", "Bytes of media in requests.", "kind")
+        self._patches = self._counter("patches_encoded", "Patches that went through the tower.")
+        for stage in VISION_STAGES:
+            self._stages.labels(stage)
+        for kind in KINDS:
+            self._media_bytes.labels(kind)
+            self._media_tokens.labels(kind)
+
+    def _make_engine_metrics(self) -> None:
+        unit = "prefix: prompt tokens; embedding and host: images and videos"
+        self._hits = self._counter("cache_hits", f"What was found in a cache ({unit}).", "cache")
+        self._misses = self._counter("cache_misses", f"What was looked for in a cache and not found ({unit}).", "cache")
+        self._evictions = self._counter("cache_evictions", "What left a cache for others (prefix: pages).", "cache")
+        self._cache_bytes = self._gauge("cache_bytes", "Bytes that a cache holds.", "cache")
+        self._cache_capacity = self._gauge("cache_capacity_bytes", "The most bytes that a cache can hold.", "cache")
+        self._running = self._gauge("num_requests_running", "Answers in the making, those of one request each.")
+        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
+        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of key/value pages that answers in the making use, 0 to 1.")
+        self._memory = self._gauge("engine_memory_bytes", "Memory that the engine took when it started.", "part")
+        self._up = self._gauge("engine_up", "1 while an engine is loaded and answers, 0 while it loads or has crashed.")
+        self._info = self._gauge("info", "Always 1; its labels say what is served.", "version", "model", "device", "dtype")
+        self._restarts = self._counter("engine_restarts", "Crashes of the engine, after which it is started again.")
+        self._preemptions = self._counter("num_preemptions", "Answers put back into the queue for want of memory.")
+        self._steps = self._counter("engine_steps", "Steps of the engine.")
+        self._step_tokens = self._counter("engine_tokens", "Tokens computed: of answers, and of prompts what was not cached.")
+        for cache in CACHES:
+            for metric in (self._hits, self._misses, self._cache_bytes, self._cache_capacity):
+                metric.labels(cache)
+        for cache in ("prefix", "embedding"):
+            self._evictions.labels(cache)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"sightline:{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"sightline:{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = REQUEST_BUCKETS) -> Histogram:
+        return Histogram(f"sightline:{name}", text, registry=self.registry, buckets=buckets)
+
+    # ---- Events
+
+    def item_received(self, kind: str, size: int) -> None:
+        self._received[kind].inc()
+        self._media_bytes.labels(kind).inc(size)
+
+    def tokens_received(self, tokens: int, gap_s: float | None) -> None:
+        self._generation_tokens.inc(tokens)
+        if gap_s is not None:
+            for _ in range(tokens):
+                self._inter_token.observe(gap_s / tokens)
+
+    def request_finished(self, record: RequestRecord) -> None:
+        self._requests.labels(record.route, str(record.status)).inc()
+        for reason in record.finish_reasons:
+            self._success.labels(reason).inc()
+        if record.first_token_s is not None:  # its prompt was computed
+            self._ttft.observe(record.first_token_s)
+            self._prompt_tokens.inc(record.prompt_tokens)
+            self._request_prompt.observe(record.prompt_tokens)
+            self._media_tokens.labels("image").inc(record.image_tokens)
+            self._media_tokens.labels("video").inc(record.video_tokens)
+        if record.status == 200 and record.finish_reasons:
+            self._answered(record)
+
+    def _answered(self, record: RequestRecord) -> None:
+        self._e2e.observe(record.seconds)
+        self._request_generation.observe(record.completion_tokens)
+        self._hits.labels("prefix").inc(record.cached_tokens)
+        self._misses.labels("prefix").inc(record.prompt_tokens - record.cached_tokens)
+        if record.first_token_s is not None:
+            self._generate.observe(record.seconds - record.first_token_s)
+        for stage, metric in (("queue", self._queue), ("prefill", self._prefill)):
+            if stage in record.stages:
+                metric.observe(record.stages[stage])
+        if record.stages.get("per_token"):
+            self._per_token.observe(record.stages["per_token"])
+        for stage in VISION_STAGES:
+            if record.stages.get(stage):
+                self._stages.labels(stage).observe(record.stages[stage])
+
+    def engine_ready(self, report: Ready) -> None:
+        self._last.clear()
+        memory = report.memory
+        self._kv_bytes, self._host_cache = memory.kv_cache, memory.host_embeddings > 0
+        for part, count in (("weights", memory.weights), ("kv_cache", memory.kv_cache), ("embeddings", memory.embeddings)):
+            self._memory.labels(part).set(count)
+        for cache, count in zip(CACHES, (memory.kv_cache, memory.embeddings, memory.host_embeddings), strict=True):
+            self._cache_capacity.labels(cache).set(count)
+        self._info.clear()
+        self._info.labels(__version__, self._model, report.device, report.dtype).set(1)
+        self._up.set(1)
+
+    def engine_died(self, restarts: int) -> None:
+        self._restarts.inc()
+        for gauge in (self._up, self._running, self._waiting, self._kv_usage):
+            gauge.set(0)
+        for cache in CACHES:
+            self._cache_bytes.labels(cache).set(0)
+
+    def engine_stats(self, stats: Stats) -> None:
+        self._running.set(stats.running)
+        self._waiting.set(stats.waiting)
+        self._kv_usage.set(stats.pages_used / stats.pages)
+        self._cache_bytes.labels("prefix").set(self._kv_bytes * stats.prefix_pages // stats.pages)
+        self._cache_bytes.labels("embedding").set(stats.embedding_bytes_used)
+        self._cache_bytes.labels("host").set(stats.host_bytes_used)
+        # What is not in the arena is looked for in the host's memory, if there is such a cache.
+        self._grow(self._hits.labels("embedding"), "embedding hits", stats.embedding_hits)
+        self._grow(self._misses.labels("embedding"), "embedding misses", stats.embedding_misses + stats.host_hits)
+        self._grow(self._hits.labels("host"), "host hits", stats.host_hits)
+        if self._host_cache:
+            self._grow(self._misses.labels("host"), "host misses", stats.embedding_misses)
+        self._grow(self._evictions.labels("prefix"), "prefix evictions", stats.prefix_evictions)
+        self._grow(self._evictions.labels("embedding"), "embedding evictions", stats.embedding_evictions)
+        self._grow(self._decoded["image"], "images decoded", stats.items_decoded - stats.videos_decoded)
+        self._grow(self._decoded["video"], "videos decoded", stats.videos_decoded)
+        self._grow(self._encoded["image"], "images encoded", stats.items_encoded - stats.videos_encoded)
+        self._grow(self._encoded["video"], "videos encoded", stats.videos_encoded)
+        self._grow(self._patches, "patches", stats.patches_encoded)
+        self._grow(self._preemptions, "preemptions", stats.preemptions)
+        self._grow(self._steps, "steps", stats.steps)
+        self._grow(self._step_tokens, "tokens", stats.tokens)
+
+    def _grow(self, counter: Counter, name: str, count: int) -> None:
+        """The engine process has counted so far; what is new of it is added."""
+        counter.inc(count - self._last.get(name, 0))
+        self._last[name] = count
+
+
+def metrics_route(metrics: Metrics, engine: EngineClient) -> Route:
+    async def show(request: Request) -> Response:
+        """All metrics. The engine is asked for its counts as of now, unless it does not answer soon."""
+        with contextlib.suppress(ApiError, TimeoutError):
+            async with asyncio.timeout(ENGINE_PATIENCE_S):
+                await engine.fresh_stats()
+        write, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(write(metrics.registry), headers={"Content-Type": content_type})
+
+    return Route("/metrics", show, methods=["GET"])
