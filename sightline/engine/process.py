@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 
 import zmq
@@ -260,6 +261,7 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
 
 
 def main() -> int:
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow says of strangers' files would fill the log
     parent = os.getppid()
     # A Ctrl-C or a SIGTERM to the whole group is for the API process, which first lets requests finish and then says Stop.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -16,6 +16,7 @@ import uvloop
 
 from sightline.config import Config
 from sightline.errors import ConfigError
+from sightline.media.pillow import silence_warnings
 from sightline.models.files import read_model_files
 from sightline.server.app import make_app
 from sightline.server.auth import KeyRing
@@ -33,6 +34,7 @@ def serve(config: Config) -> int:
     """Serves until a signal, or until the engine cannot be kept running. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    silence_warnings()
     return uvloop.run(_Server(config).run())
 
 
