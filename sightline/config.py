@@ -14,9 +14,9 @@ from typing import Any, Literal
 from sightline.errors import ConfigError
 
 
-def setting(default: Any, doc: str) -> Any:
-    """A field with a default and the sentence that `--help` shows."""
-    return dataclasses.field(default=default, metadata={"doc": doc})
+def setting(default: Any, doc: str, show_default: bool = True) -> Any:
+    """A field with a default and the sentence that `--help` shows, with or without the default."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "show_default": show_default})
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class MediaConfig:
         (80, 443, 8080, 8443), "Ports that http(s) URLs may name; none at all allows every port."
     )
     allowed_local_media_path: str | None = setting(
-        "/", "Local files outside this folder are refused; None refuses all. The library's default allows every file."
+        "/",
+        "Local files outside this folder are refused. By default every file may be read, but 'sightline serve' reads none.",
+        show_default=False,
     )
     min_pixels: int | None = setting(None, "Overrides the checkpoint's smallest image area in pixels.")
     max_pixels: int | None = setting(None, "Overrides the checkpoint's largest image area in pixels.")

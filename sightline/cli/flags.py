@@ -40,7 +40,8 @@ def add_flags(parser: argparse.ArgumentParser, kind: type, without: Sequence[str
     for field in dataclasses.fields(kind):
         if field.name in without:
             continue
-        shown = "" if field.default in (None, "", ()) else f" (default: {field.default})"
+        hidden = field.default in (None, "", ()) or not field.metadata["show_default"]
+        shown = "" if hidden else f" (default: {field.default})"
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": field.metadata["doc"] + shown}
         flag = "--" + field.name.replace("_", "-")
         group.add_argument(flag, **options, **_kind_of(hints[field.name]))
