@@ -112,7 +112,7 @@ def test_an_engine_that_is_killed_ends_streams_with_an_error_and_comes_back(frag
     def stream() -> tuple[int, Exception]:
         pieces = 0
         try:
-            for chunk in fragile.chat("Go on.", stream=True, **ENDLESS):
+            for _ in fragile.chat("Go on.", stream=True, **ENDLESS):
                 pieces += 1
                 if pieces == 3:
                     started.wait()
