@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.evals.signs.generate import Example, make_example
-from sightline.evals.signs.palette import COLOURS
-from sightline.evals.signs.shapes import KINDS
 from sightline.prompt.expand import expand
 from sightline.prompt.positions import mrope_positions
 from sightline.prompt.template import ChatTemplate
@@ -23,7 +21,6 @@ from sightline.types import ImageHeader, MediaItem, MediaRef
 
 PATCH, MERGE, TEMPORAL = 16, 2, 2
 IGNORED = -100  # label of a token that is not learnt
-SHAPE_COUNTS = len(KINDS) + len(COLOURS)
 LENGTHS = 32  # prompts are padded to multiples of it: a graph is captured for each length
 
 
@@ -51,7 +48,6 @@ class Batch:
     labels: NDArray[np.int64]  # [batch, tokens]: the token itself inside answers, else IGNORED
     positions: NDArray[np.int64]  # [3, tokens]
     texts: tuple[str, ...]  # what is written in the picture, for the reading loss; empty where nothing is
-    shapes: NDArray[np.int32]  # [batch, SHAPE_COUNTS]: how many of each kind, of each colour; for the counting loss
     answers: tuple[str, ...]  # of the first turn
     prompts: tuple[int, ...]  # tokens before the first answer
 
@@ -128,11 +124,6 @@ def layout_of(example: Example, encoded: Encoded) -> BatchLayout:
     return BatchLayout(example.skill, (count, height, width), padded, items[0].grid, len(items), places)
 
 
-def shape_counts(example: Example) -> NDArray[np.int32]:
-    names = [name for shape in example.shapes for name in (shape.kind, shape.colour)]
-    return np.array([names.count(name) for name in (*KINDS, *COLOURS)], np.int32)
-
-
 def make_batch(examples: list[Example], encoder: Encoder) -> Batch:
     """Of examples whose layouts differ in length at most."""
     encoded = [encoder.encode(example) for example in examples]
@@ -153,7 +144,6 @@ def make_batch(examples: list[Example], encoder: Encoder) -> Batch:
         labels=labels,
         positions=positions.astype(np.int64),
         texts=tuple(e.turns[0].answer if reads else "" for e in examples),
-        shapes=np.stack([shape_counts(e) for e in examples]),
         answers=tuple(e.turns[0].answer for e in examples),
         prompts=tuple(first for *_, first in encoded),
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batches import IGNORED, SHAPE_COUNTS, Batch, BatchLayout, batches
+from batches import IGNORED, Batch, BatchLayout, batches
 
 BLOCK = 64  # samples that a process hands over at once; rings hold whole blocks
 PIXEL_BYTES = BLOCK * 8 * 64 * 96 * 3  # the largest layout: eight frames of a clip
@@ -27,7 +27,7 @@ ANSWERS = 40  # most answer tokens of a sample
 TARGETS = 16  # most characters of a text for the reading loss
 READING = 97  # its classes: blank, 95 printable ASCII characters, any other
 MOST_TOKENS = 192
-ROW = MOST_TOKENS + 2 * ANSWERS + TARGETS + 1 + SHAPE_COUNTS  # numbers of a sample beside its pixels, at most
+ROW = MOST_TOKENS + 2 * ANSWERS + TARGETS + 1  # numbers of a sample beside its pixels, at most
 SLOT_BYTES = PIXEL_BYTES + BLOCK * ROW * 4
 
 
@@ -55,9 +55,9 @@ def reading_targets(texts: tuple[str, ...]) -> tuple[NDArray[np.int32], NDArray[
 
 
 def _numbers(batch: Batch) -> NDArray[np.int32]:
-    """[batch, …]: token ids, places of answers, answers, reading targets, their number, shapes."""
+    """[batch, …]: token ids, places of answers, answers, reading targets, their number."""
     targets, lengths = reading_targets(batch.texts)
-    parts = (batch.token_ids.astype(np.int32), *answer_places(batch.labels), targets, lengths[:, None], batch.shapes)
+    parts = (batch.token_ids.astype(np.int32), *answer_places(batch.labels), targets, lengths[:, None])
     return np.concatenate(parts, 1)
 
 
@@ -80,7 +80,6 @@ class Drawn:
     wanted: torch.Tensor  # [batch, ANSWERS]: the answer tokens, IGNORED behind them
     targets: torch.Tensor  # [batch, TARGETS]
     lengths: torch.Tensor  # [batch]
-    shapes: torch.Tensor  # [batch, SHAPE_COUNTS]
 
 
 class Ring:
@@ -91,7 +90,7 @@ class Ring:
         count, height, width = layout.shape
         self.capacity = min(65536, RING_BYTES // (count * height * width * 3)) // BLOCK * BLOCK
         self.received = 0
-        self._widths = (layout.tokens, ANSWERS, ANSWERS, TARGETS, 1, SHAPE_COUNTS)
+        self._widths = (layout.tokens, ANSWERS, ANSWERS, TARGETS, 1)
         self._pixels = torch.zeros(self.capacity, count, height, width, 3, dtype=torch.uint8, device=device)
         self._numbers = torch.zeros(self.capacity, sum(self._widths), dtype=torch.int32, device=device)
         self._filled = torch.zeros((), dtype=torch.int64, device=device)  # samples to draw from
@@ -110,8 +109,8 @@ class Ring:
     def draw(self, count: int) -> Drawn:
         """Samples at random, chosen on the device."""
         rows = (torch.rand(count, device=self._filled.device, dtype=torch.float64) * self._filled).long()
-        ids, at, wanted, targets, lengths, shapes = self._numbers[rows].long().split(self._widths, 1)
-        return Drawn(self._pixels[rows], ids, at, wanted, targets, lengths[:, 0], shapes)
+        ids, at, wanted, targets, lengths = self._numbers[rows].long().split(self._widths, 1)
+        return Drawn(self._pixels[rows], ids, at, wanted, targets, lengths[:, 0])
 
 
 class Feed:

@@ -23,7 +23,7 @@ class Optimiser:
         groups: dict[tuple[int, int], list[torch.nn.Parameter]] = {}
         rest = []
         for name, parameter in named:
-            if parameter.ndim == 2 and "embed" not in name and "head" not in name:
+            if parameter.ndim == 2 and "embed" not in name and "reading" not in name:
                 groups.setdefault(_matrix_shape(name, parameter), []).append(parameter)
             else:
                 rest.append(parameter)

@@ -1,10 +1,9 @@
 """Trains the embedded model: `python training/train.py --folder DIR --minutes 18 --out DIR`.
 
-The language loss on answers; beside it, straight on the tower's patches, a reading loss (CTC) where a picture is one line of
-text, which wakes the tower up, and a counting loss where it shows shapes; a curriculum from single large glyphs to full
-difficulty; easy skills from the start. A step is a few batches of different layouts; each layout's forward and backward pass is
-captured in a graph when it is first needed. A run that does not move is to be stopped: see the log, one JSON line every few
-seconds.
+The language loss on answers, beside it a reading loss (CTC) on the tower's patches where a picture is one line of text, which
+wakes the tower up; a curriculum from single large glyphs to full difficulty; easy skills from the start. A step is a few
+batches of different layouts; each layout's forward and backward pass is captured in a graph when it is first needed. A run that
+does not move is to be stopped: see the log, one JSON line every few seconds.
 """
 
 import argparse
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 import transformers
 
 from augment import augment
-from batches import IGNORED, MERGE, PATCH, SHAPE_COUNTS, TEMPORAL, Batch, BatchLayout, batches
+from batches import IGNORED, MERGE, PATCH, TEMPORAL, Batch, BatchLayout, batches
 from ctc import ctc_loss
 from fast_forward import Layout, hidden_states
 from feed import BLOCK, READING, Drawn, Feed, Ring
@@ -31,9 +30,7 @@ SKILLS = {
     "sign": 6.0, "phone": 2.0, "colour": 1.5, "shape": 1.5, "count": 1.5, "locate": 1.0, "chart": 1.0, "two_images": 2.0,
     "video": 1.5,
 }  # fmt: skip
-READS = ("sign", "phone")
-COUNTS = ("colour", "shape", "count", "locate")
-READING_WEIGHT, COUNTING_WEIGHT = 0.5, 1.0
+READING_WEIGHT = 0.5
 
 
 def patches_of(x: torch.Tensor, video: bool) -> torch.Tensor:
@@ -53,20 +50,13 @@ def normalised(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.permute(0, 1, 4, 2, 3).float().div(127.5).sub(1.0)
 
 
-def _silent(layer: torch.nn.Linear) -> torch.nn.Linear:
-    """Zeros to begin with: a head that knows nothing yet must not shake a tower that does."""
-    torch.nn.init.zeros_(layer.weight)
-    torch.nn.init.zeros_(layer.bias)
-    return layer
-
-
 class ReadingHead(torch.nn.Module):
     """Characters from columns of patches, two steps per column. Used in training only."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.norm = torch.nn.LayerNorm(size)
-        self.out = _silent(torch.nn.Linear(size, 2 * READING))
+        self.out = torch.nn.Linear(size, 2 * READING)
 
     def forward(self, hidden: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
         """[samples, patches, size] in merge order -> log-probabilities [steps, samples, READING]"""
@@ -77,52 +67,36 @@ class ReadingHead(torch.nn.Module):
         return steps.float().log_softmax(-1).transpose(0, 1)
 
 
-class CountingHead(torch.nn.Module):
-    """How many shapes of each kind and colour, as a sum over patches. Used in training only."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(size)
-        self.out = _silent(torch.nn.Linear(size, SHAPE_COUNTS))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[samples, patches, size] -> [samples, SHAPE_COUNTS]"""
-        return self.out(self.norm(hidden)).float().sum(1)
-
-
-Head = ReadingHead | CountingHead | None
-
-
 @dataclass(frozen=True)
 class Losses:
     language: torch.Tensor
-    direct: torch.Tensor  # of the head on the tower: reading or counting, weighted; 0 without one
+    reading: torch.Tensor  # 0 where nothing is read
     right: torch.Tensor  # share of answer tokens that are right
 
 
-def losses(model: Any, head: Head, layout: BatchLayout, positions: torch.Tensor, drawn: Drawn, x: torch.Tensor) -> Losses:
-    """x [batch, frames, 3, height, width]: the pictures, normalised and perhaps augmented."""
+def losses(
+    model: Any, head: ReadingHead | None, layout: BatchLayout, positions: torch.Tensor, drawn: Drawn, x: torch.Tensor
+) -> Losses:
+    """x [batch, frames, 3, height, width]: the pictures, normalised and perhaps augmented. No head, no reading loss."""
     place = Layout(layout.grid, layout.items, layout.spans)
     states, hidden = hidden_states(model, patches_of(x, layout.video), drawn.ids, positions, place)
     states = states.gather(1, drawn.at[:, :, None].expand(-1, -1, states.shape[-1]))  # the head runs on answers alone
     logits, wanted = model.lm_head(states).flatten(0, 1).float(), drawn.wanted.flatten()
     language = F.cross_entropy(logits, wanted, ignore_index=IGNORED)
-    direct = logits.new_zeros(())
-    if isinstance(head, ReadingHead):
-        direct = READING_WEIGHT * ctc_loss(head(hidden, layout.grid), drawn.targets, drawn.lengths)
-    elif isinstance(head, CountingHead):
-        direct = COUNTING_WEIGHT * F.smooth_l1_loss(head(hidden), drawn.shapes.float(), beta=0.2)
+    reading = logits.new_zeros(())
+    if head is not None:
+        reading = ctc_loss(head(hidden, layout.grid), drawn.targets, drawn.lengths)
     with torch.no_grad():
         right = (logits.argmax(-1) == wanted).sum() / (wanted != IGNORED).sum()
-    return Losses(language, direct, right)
+    return Losses(language, reading, right)
 
 
 class Learner:
     """Forward and backward passes over batches of one layout, captured once and replayed."""
 
-    def __init__(self, model: Any, head: Head, ring: Ring, size: int, optimiser: Optimiser) -> None:
+    def __init__(self, model: Any, head: ReadingHead | None, ring: Ring, size: int, optimiser: Optimiser) -> None:
         self._model, self._head, self._ring, self._size, self._optimiser = model, head, ring, size, optimiser
-        self.sums = torch.zeros(4, device=ring.positions.device)  # language, direct, right, how many batches
+        self.sums = torch.zeros(4, device=ring.positions.device)  # language, reading, right, how many batches
         self._graph: Any = None
 
     def learn(self) -> None:
@@ -150,9 +124,9 @@ class Learner:
         layout = self._ring.layout
         x = augment(drawn.pixels, layout.skill)
         found = losses(self._model, self._head, layout, self._ring.positions, drawn, x)
-        (found.language + found.direct).backward()
+        (found.language + READING_WEIGHT * found.reading).backward()
         self._optimiser.collect()
-        self.sums.add_(torch.stack((found.language, found.direct, found.right, torch.ones_like(found.right))).detach())
+        self.sums.add_(torch.stack((found.language, found.reading, found.right, torch.ones_like(found.right))).detach())
 
 
 def in_turn(weights: dict[str, float]) -> Iterator[str]:
@@ -216,10 +190,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.015, help="highest learning rate, of Muon; AdamW takes a tenth")
     parser.add_argument("--warmup", type=int, default=300, help="steps")
     parser.add_argument("--ramp", type=float, default=0.2, help="share of the time until full difficulty")
-    parser.add_argument(
-        "--direct", type=float, default=0.6, help="share of the time in which reading and counting losses count"
-    )
-    parser.add_argument("--skills", nargs="*", default=[], metavar="NAME=WEIGHT", help="other shares of skills than SKILLS")
+    parser.add_argument("--reading", type=float, default=0.6, help="share of the time in which the reading loss counts")
     parser.add_argument("--start-level", type=float, default=0.0)
     parser.add_argument("--save-every", type=float, default=4.0, help="minutes")
     parser.add_argument("--seed", type=int, default=0)
@@ -239,15 +210,10 @@ def load(folder: Path, device: torch.device) -> Any:
 def train(a: argparse.Namespace) -> None:
     device = torch.device(a.device)
     torch.manual_seed(a.seed)
-    skills = SKILLS | {name: float(weight) for name, weight in (one.split("=") for one in a.skills)}
-    feed = Feed(a.folder, a.workers, a.seed * 1_000_000_007, skills, a.start_level)
+    feed = Feed(a.folder, a.workers, a.seed * 1_000_000_007, SKILLS, a.start_level)
     model = load(a.folder, device)
-    size = model.config.vision_config.hidden_size
-    reading, counting = ReadingHead(size).to(device), CountingHead(size).to(device)
-    heads: dict[str, Head] = {**dict.fromkeys(READS, reading), **dict.fromkeys(COUNTS, counting)}
-    named = list(model.named_parameters())
-    for head in (reading, counting):
-        named += [(f"head.{name}", one) for name, one in head.named_parameters()]
+    head = ReadingHead(model.config.vision_config.hidden_size).to(device)
+    named = [*model.named_parameters(), *((f"reading.{name}", one) for name, one in head.named_parameters())]
     if device.type == "cuda":
         feed.pin()
     optimiser = Optimiser(named, torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -256,8 +222,8 @@ def train(a: argparse.Namespace) -> None:
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     a.out.parent.mkdir(parents=True, exist_ok=True)
     log = Log(a.out.parent / "train.jsonl", learners)
-    turns, generator = in_turn(skills), torch.Generator().manual_seed(a.seed)
-    while len(ready := {ring.layout.skill for ring in feed.rings.values() if ring.received >= 2 * BLOCK}) < len(skills):
+    turns, generator = in_turn(SKILLS), torch.Generator().manual_seed(a.seed)
+    while len(ready := {ring.layout.skill for ring in feed.rings.values() if ring.received >= 2 * BLOCK}) < len(SKILLS):
         feed.take_in(device, wait=True)
     log.write({"ready": sorted(ready)})
     start, step, saved = time.time(), 0, 0.0
@@ -269,13 +235,12 @@ def train(a: argparse.Namespace) -> None:
         chosen = []
         while len(chosen) < a.per_step:
             ring = choose_ring(feed, next(turns), generator)
-            direct = ring.layout.skill in heads and share < a.direct
-            key = ring.layout, direct
-            if key not in learners:
-                learners[key] = Learner(model, heads[ring.layout.skill] if direct else None, ring, a.batch, optimiser)
+            reads = ring.layout.skill in ("sign", "phone") and share < a.reading
+            if (ring.layout, reads) not in learners:
+                learners[ring.layout, reads] = Learner(model, head if reads else None, ring, a.batch, optimiser)
                 if pool is not None:
-                    learners[key].capture(pool)
-            chosen.append(learners[key])
+                    learners[ring.layout, reads].capture(pool)
+            chosen.append(learners[ring.layout, reads])
         for learner in chosen:
             learner.learn()
         update()
@@ -327,16 +292,15 @@ class Log:
     def line(self, **known: Any) -> None:
         self._last = time.time()
         sums: dict[str, torch.Tensor] = {}
-        for (layout, direct), learner in self._learners.items():
+        for (layout, _), learner in self._learners.items():
             sums[layout.skill] = sums.get(layout.skill, 0) + learner.sums
-            if direct:
-                name = "reading" if layout.skill in READS else "counting"
-                sums[name] = sums.get(name, 0) + learner.sums
+            if layout.skill in ("sign", "phone") and float(learner.sums[1]):
+                sums["ctc"] = sums.get("ctc", 0) + learner.sums
             learner.sums.zero_()
         for name, one in sorted(sums.items()):
-            language, loss, right, count = one.tolist()
-            if count and name in ("reading", "counting"):
-                known[name] = round(loss / count, 4)
+            language, reading, right, count = one.tolist()
+            if count and name == "ctc":
+                known[name] = round(reading / count, 3)
             elif count:
                 known |= {name: round(language / count, 3), f"{name}_right": round(right / count, 3)}
         self.write(known)

@@ -1,44 +1,53 @@
-"""`sightline demo`: asks about a picture that comes with the package, on the CPU, with nothing to download."""
+"""`sightline demo`: asks about pictures that come with the package, on the CPU, with nothing to download."""
 
 import argparse
+import json
+import sys
 import time
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from sightline.cli.ask import print_timings, user_message
 from sightline.types import SamplingParams
 
-PICTURE = "demo/sign.png"
-QUESTION = "What does the sign say?"
+FOLDER = "demo"  # in sightline.data; questions.json there names the pictures, questions and right answers
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="ask about a bundled picture on the CPU")
-    parser.add_argument("--image", metavar="PATH", help="another picture")
-    parser.add_argument("--question", default=QUESTION, help="another question")
+    parser = commands.add_parser("demo", help="ask about bundled pictures on the CPU")
+    parser.add_argument("--image", metavar="PATH", help="ask about this picture instead")
+    parser.add_argument("--question", default="What does the sign say?", help="what to ask about --image")
     parser.set_defaults(run=run, subparser=parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from sightline.llm import LLM
 
-    with resources.as_file(resources.files("sightline.data") / PICTURE) as bundled:
-        picture = arguments.image or str(bundled)
-        start = time.perf_counter()
-        with LLM(device="cpu") as llm:
-            loaded = time.perf_counter() - start
-            answer = llm.chat([user_message(arguments.question, [picture])], SamplingParams(max_tokens=32))
-        print("model     the one that comes with the package; it is small and still in training, so it is often wrong")
-        print(f"image     {picture} ({_size_of(picture)})")
-        print(f"question  {arguments.question}")
-        print(f"answer    {answer.text}")
-        print_timings(answer)
-        print(f"load      {1000 * loaded:.0f} ms")
+    start = time.perf_counter()
+    with LLM(device="cpu") as llm:
+        print(f"model     the small one that comes with the package, loaded in {time.perf_counter() - start:.1f} s")
+        if arguments.image:
+            answer = llm.chat([user_message(arguments.question, [arguments.image])], SamplingParams(max_tokens=48))
+            print(f"image     {arguments.image}\nquestion  {arguments.question}\nanswer    {answer.text}")
+            print_timings(answer)
+            return
+        with resources.as_file(resources.files("sightline.data") / FOLDER) as folder:
+            wrong = sum(not _ask(llm, folder, one) for one in json.loads((folder / "questions.json").read_text()))
+    if wrong:
+        sys.exit(f"{wrong} of the answers above are wrong.")
 
 
-def _size_of(picture: str) -> str:
-    from sightline.config import MediaConfig
-    from sightline.media.source import load_image
-
-    header = load_image(picture, MediaConfig()).header
-    return f"{header.width} x {header.height}, {header.format}"
+def _ask(llm: Any, folder: Path, asked: dict[str, Any]) -> bool:
+    """Prints a picture's name, the question, the answer and how long it took; says whether it is right."""
+    images, videos = ([str(folder / name) for name in asked[kind]] for kind in ("images", "videos"))
+    start = time.perf_counter()
+    answer = llm.chat([user_message(asked["question"], images, videos)], SamplingParams(max_tokens=48))
+    took = time.perf_counter() - start
+    right = bool(answer.text.strip() == asked["answer"])
+    print()
+    print(f"picture   {', '.join(asked['images'] + asked['videos'])}")
+    print(f"question  {asked['question']}")
+    print(f"answer    {answer.text}" + ("" if right else f"   (wrong: it is {asked['answer']})"))
+    print(f"time      {took:.2f} s, {answer.prompt_tokens} tokens in, {len(answer.token_ids)} out")
+    return right

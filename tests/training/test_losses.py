@@ -35,7 +35,7 @@ def batch() -> Batch:
 def drawn_from(batch: Batch) -> Drawn:
     at, wanted = answer_places(batch.labels)
     targets, lengths = reading_targets(batch.texts)
-    arrays = (batch.pixels, batch.token_ids, at, wanted, targets, lengths, batch.shapes)
+    arrays = (batch.pixels, batch.token_ids, at, wanted, targets, lengths)
     pixels, *numbers = (torch.from_numpy(array) for array in arrays)
     return Drawn(pixels, *(one.long() for one in numbers))
 
@@ -59,7 +59,7 @@ def test_language_loss_is_the_mean_over_answer_tokens(batch: Batch) -> None:
     labels = torch.from_numpy(batch.labels)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
     assert float(found.language) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
-    assert float(found.direct) > 0 and 0 <= float(found.right) <= 1
+    assert float(found.reading) > 0 and 0 <= float(found.right) <= 1
 
 
 def test_ctc_loss_is_torchs() -> None:

@@ -18,8 +18,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.evals.signs.shapes import Shape
-
 Split = Literal["train", "heldout"]
 Pixels = NDArray[np.uint8]  # [height, width, 3] or [frames, height, width, 3]
 
@@ -40,4 +38,3 @@ class Example:
     fps: float  # frames per second of the clip; a rate at which the sampling rules of all families keep each frame
     turns: tuple[Turn, ...]
     seed: int
-    shapes: tuple[Shape, ...] = ()  # of a scene for "colour", "shape", "count" or "locate": what training may learn from

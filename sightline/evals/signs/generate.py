@@ -49,7 +49,7 @@ def make_example(seed: int, split: Split, skill: str | None = None, level: float
         frames, turns = make_clip(random, split, level)
         return Example(skill, (), frames, FPS, turns, seed)
     scene, turns = make_scene(random, skill, level)
-    return Example(skill, (picture_of(random, scene, level),), None, FPS, turns, seed, scene.shapes)
+    return Example(skill, (picture_of(random, scene, level),), None, FPS, turns, seed)
 
 
 def _random_of(split: Split, seed: int, purpose: str) -> Random:
