@@ -12,6 +12,7 @@ import numpy as np
 
 from sightline.errors import PromptError
 from sightline.grammar.json_style import with_style
+from sightline.grammar.judge import judge
 from sightline.grammar.matcher import Matcher, allowed_ids
 from sightline.grammar.vocabulary import vocabulary_of
 from sightline.prompt.tokenizer import Tokenizer
@@ -20,10 +21,10 @@ from sightline.types import StructuredOutput
 MAX_CHARACTERS = 65_536  # of a schema, an expression or a grammar; compiling one of this size takes a few tenths of a second
 MAX_CACHED = 64
 TRIAL_STEPS = 16
-# Units of work of the library: about 4 ms for a step of the lexer, 2 ms for the parser. Beyond them a request fails.
+# Units of work of the library, which come to some tens of milliseconds for a step. Beyond them a request fails.
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 5_000,
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
@@ -40,9 +41,20 @@ _NOUNS = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "
 def check(structured: StructuredOutput, tokenizer: Tokenizer) -> None:
     """Raises a PromptError if answers cannot have this form. The first call for a tokenizer takes about a second.
 
-    Beside compiling, it goes some steps along one answer, so that what is too complex is found before it is queued.
+    A form that is new is judged in a process of its own first, which bounds the time that compiling takes. Then it is followed
+    some steps along one answer, so that what is too complex is found before it is queued.
     """
-    trial = compile_grammar(structured, tokenizer).matcher(frozenset())
+    if find_grammar(structured, tokenizer) is not None:
+        return
+    source = _library_source(structured)
+    if structured.kind in ("json_schema", "lark") and (fault := judge(source, _LIMITS)):
+        raise _refusal(structured, _first_fault(fault))
+    grammar = Grammar(_compile(structured, source, tokenizer), tokenizer.vocab_size)
+    _try(structured, grammar.matcher(frozenset()), tokenizer)
+    _cache_of(tokenizer).put(structured, grammar)
+
+
+def _try(structured: StructuredOutput, trial: Matcher, tokenizer: Tokenizer) -> None:
     chance = np.random.default_rng(0)
     for step in range(TRIAL_STEPS):
         ids = allowed_ids(trial, tokenizer.vocab_size)
@@ -58,10 +70,10 @@ def check(structured: StructuredOutput, tokenizer: Tokenizer) -> None:
 
 
 def compile_grammar(structured: StructuredOutput, tokenizer: Tokenizer) -> "Grammar":
-    """The compiled form, from the cache if it is there. Safe to call from several threads."""
+    """The compiled form, from the cache if it is there. Safe to call from several threads. Strangers' forms: `check` first."""
     found = find_grammar(structured, tokenizer)
     if found is None:
-        found = Grammar(_compile(structured, tokenizer), tokenizer.vocab_size)
+        found = Grammar(_compile(structured, _library_source(structured), tokenizer), tokenizer.vocab_size)
         _cache_of(tokenizer).put(structured, found)
     return found
 
@@ -107,7 +119,8 @@ def _cache_of(tokenizer: Tokenizer) -> _Cache:
     return _Cache()
 
 
-def _compile(structured: StructuredOutput, tokenizer: Tokenizer) -> llguidance.LLMatcher:
+def _library_source(structured: StructuredOutput) -> str:
+    """The form in the library's own notation."""
     if structured.kind not in _NOUNS:
         raise PromptError(f"There is no structured output of kind {structured.kind!r}; there are {', '.join(_NOUNS)}.")
     if len(structured.text) > MAX_CHARACTERS:
@@ -117,16 +130,19 @@ def _compile(structured: StructuredOutput, tokenizer: Tokenizer) -> llguidance.L
     parts = [{"name": "answer", **_source(structured)}]
     if structured.after_reasoning:
         parts.insert(0, {"name": "thought", "lark_grammar": _THOUGHT})
-    matcher = llguidance.LLMatcher(
-        vocabulary_of(tokenizer), json.dumps({"grammars": parts}), log_level=0, limits=llguidance.LLParserLimits(**_LIMITS)
-    )
+    return json.dumps({"grammars": parts})
+
+
+def _compile(structured: StructuredOutput, source: str, tokenizer: Tokenizer) -> llguidance.LLMatcher:
+    limits = llguidance.LLParserLimits(**_LIMITS)
+    matcher = llguidance.LLMatcher(vocabulary_of(tokenizer), source, log_level=0, limits=limits)
     if matcher.is_error():
         raise _refusal(structured, _first_fault(matcher.get_error()))
     return matcher
 
 
 def _source(structured: StructuredOutput) -> dict[str, Any]:
-    """One grammar in the library's own notation."""
+    """One grammar of several."""
     if structured.kind == "regex":
         if not structured.text:
             raise PromptError("The regular expression for the answer is empty.")
@@ -154,8 +170,8 @@ def _first_fault(message: str) -> str:
     """One line of what the library says, which may be a page with the source and pointers into it."""
     if message.startswith("NoExtension"):
         return "no answer fits it"
-    if re.search(r"Current row has|too many|fuel|too complex|too big", message):
+    if re.search(r"(?i)current row has|too many|fuel|too complex|too big|too large|unable to determine", message):
         return "it is too complex"
     pointed = re.search(r"^error: (.*)$", message, re.MULTILINE)
     line = pointed.group(1) if pointed else re.sub(r"^at \d+\(\d+\): ", "", message.strip().split("\n")[0])
-    return line.strip().rstrip(".")[:200]
+    return line.strip().split(". Enable")[0].rstrip(".")[:200]  # settings that users cannot reach

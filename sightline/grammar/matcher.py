@@ -42,9 +42,9 @@ def allowed_tokens(matchers: Sequence[Matcher], banned: Sequence[Sequence[int]],
     for row, matcher in enumerate(matchers):
         matcher.may_end = bool(may_end[row])
         if matcher.may_end:
-            _set_bits(words[row], [token for token in matcher.end_tokens if token < columns])
+            _set_bits(words[row], [token for token in matcher.end_tokens if 0 <= token < columns])
         if len(banned[row]):
-            _clear_unless_last(words[row], banned[row])
+            _clear_unless_last(words[row], [token for token in banned[row] if 0 <= token < columns])
     for row in np.flatnonzero(~words.any(axis=1)).tolist():
         matcher = matchers[row]
         reason = matcher.state.get_error().split("\n")[0] if matcher.state.is_error() else ""

@@ -41,8 +41,8 @@ class ResolvedSampling:
 def resolve_sampling(params: SamplingParams, defaults: Mapping[str, float], vocab_size: int | None = None) -> ResolvedSampling:
     """Fills unset fields from the checkpoint's generation_config, then from the usual values; checks the ranges.
 
-    With `vocab_size`, the columns of the logits, ids in logit_bias are checked against it: the sampler itself cannot refuse one
-    request of a batch.
+    With `vocab_size`, the columns of the logits, ids in logit_bias and stop_token_ids are checked against it: the sampler
+    itself cannot refuse one request of a batch.
     """
 
     def number(name: str, usual: float) -> float:
@@ -74,6 +74,8 @@ def resolve_sampling(params: SamplingParams, defaults: Mapping[str, float], voca
         structured=params.structured,
     )
     _check(resolved, vocab_size)
+    for token in params.stop_token_ids:
+        _check_token("stop_token_ids", token, vocab_size)
     return resolved
 
 
@@ -109,8 +111,12 @@ def _check(chosen: ResolvedSampling, vocab_size: int | None) -> None:
         if not good:
             raise PromptError(f"{name} is {getattr(chosen, name)}, but must be {rule}.")
     for token, bias in chosen.logit_bias:
-        if token < 0 or (vocab_size is not None and token >= vocab_size):
-            rule = "at least 0" if vocab_size is None else f"between 0 and {vocab_size - 1}"
-            raise PromptError(f"logit_bias names token {token}, but ids must be {rule}.")
+        _check_token("logit_bias", token, vocab_size)
         if not -100 <= bias <= 100:
             raise PromptError(f"logit_bias of token {token} is {bias}, but must be between -100 and 100.")
+
+
+def _check_token(name: str, token: int, vocab_size: int | None) -> None:
+    if token < 0 or (vocab_size is not None and token >= vocab_size):
+        rule = "at least 0" if vocab_size is None else f"between 0 and {vocab_size - 1}"
+        raise PromptError(f"{name} names token {token}, but ids must be {rule}.")

@@ -18,6 +18,10 @@ def nested(depth: int) -> str:
     return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
 
 
+def union_member(kind: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": {"const": kind}, "more": {}}, "required": ["kind"]}
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "named"),
     [
@@ -27,6 +31,7 @@ def nested(depth: int) -> str:
         ("json_schema", '{"$ref": "https://example.com/schema"}', "example.com"),
         ("json_schema", '{"$ref": "#/nowhere"}', "nowhere"),
         ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 1}', "minimum"),
+        ("json_schema", '{"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}', "oneOf.*supported"),
         ("json_schema", '{"$ref": "#"}', "no answer fits"),
         ("json_schema", '{"type"', "not JSON"),
         ("json_schema", "[1]", "must be an object"),
@@ -44,6 +49,8 @@ def nested(depth: int) -> str:
         ("regex", "()", "empty answer only"),
         ("regex", "(" * 300 + "a" + ")" * 300, "nested"),
         ("regex", "(((a{1000}){1000}){1000})", "complex"),
+        ("json_schema", json.dumps({"allOf": [{"pattern": f"^(a|b)*a(a|b){{{i}}}$"} for i in range(1, 40)]}), "complex"),
+        ("lark", "start: A\nA: /(a|b)*a(a|b){25}/ & /(a|b)*b(a|b){26}/ & /(a|b)*a(a|b){27}c/ & /(a|b)*b/", "complex|fits"),
         ("lark", "start: foo", "foo"),
         ("lark", 'begin: "a"', "start"),
         ("lark", 'start: "a', "lexer"),
@@ -65,6 +72,7 @@ def test_refused_by_name(kind: Any, text: str, named: str) -> None:
     ("kind", "text"),
     [
         ("json_schema", nested(60)),
+        ("json_schema", json.dumps({"oneOf": [union_member("a"), union_member("b")]})),
         ("json_schema", json.dumps({"enum": [f"value {i}" for i in range(3000)]})),
         ("json_schema", '{"type": "array", "items": {"type": "integer"}, "minItems": 100000, "maxItems": 1000000}'),
         ("json_schema", '{"type": "object", "properties": {"child": {"$ref": "#"}}, "additionalProperties": false}'),
@@ -92,7 +100,14 @@ def test_compiled_once_and_forgotten_in_turn(monkeypatch: pytest.MonkeyPatch) ->
     assert compile_grammar(StructuredOutput("regex", "once0"), tokenizer) is first
     for form in forms[1:]:
         compile_grammar(form, tokenizer)
-    assert find_grammar(forms[3], tokenizer) is not None
+    assert find_grammar(forms[3], tokenizer) is not None and find_grammar(forms[0], tokenizer) is None
+
+
+def test_what_is_known_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = StructuredOutput("json_schema", '{"const": "known"}')
+    check(form, bytes_only())
+    monkeypatch.setattr(compiling, "judge", lambda *_: pytest.fail("a process for nothing"))
+    check(form, bytes_only())
 
 
 def test_the_states_of_answers_are_their_own() -> None:

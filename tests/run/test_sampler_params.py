@@ -70,6 +70,9 @@ def test_biased_ids_are_checked_against_the_vocabulary() -> None:
     resolve_sampling(SamplingParams(logit_bias={99: 1.0}), {}, vocab_size=100)
     with pytest.raises(PromptError, match=r"logit_bias names token 100, but ids must be between 0 and 99\."):
         resolve_sampling(SamplingParams(logit_bias={100: 1.0}), {}, vocab_size=100)
+    resolve_sampling(SamplingParams(stop_token_ids=(0, 99)), {}, vocab_size=100)
+    with pytest.raises(PromptError, match=r"stop_token_ids names token 100, but ids must be between 0 and 99\."):
+        resolve_sampling(SamplingParams(stop_token_ids=(5, 100)), {}, vocab_size=100)
 
 
 def test_the_checkpoints_values_are_checked_too() -> None:
