@@ -34,7 +34,7 @@ from sightline.config import MediaConfig, ModelConfig
 from sightline.media.data_url import decode_data_url
 from sightline.media.header import read_image_header
 from sightline.media.limits import ByteAllowance, RequestBudget, check_size
-from sightline.media.source import shortened
+from sightline.media.source import display_name
 from sightline.models.files import ModelFiles, read_model_files
 from sightline.prompt.expand import MediaText
 from sightline.prompt.messages import normalise_messages
@@ -100,7 +100,7 @@ def _handle(body: bytes, files: ModelFiles, limits: MediaConfig) -> tuple[dict[s
     refs = []
     for medium in wanted:
         assert medium.url is not None
-        name = shortened(medium.url)
+        name = display_name(medium.url)
         with stage("base64"):
             data = decode_data_url(medium.url, ByteAllowance(medium.kind, name, limits, budget))
         with stage("digest"):

@@ -33,6 +33,7 @@ VideoSource = str | Path | bytes
 ImageSource = VideoSource | Image.Image
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}(?=://)|data(?=:)", re.IGNORECASE)
+_PASSWORD = re.compile(r"(?<=:)//[^/?#]*@")
 
 
 def load_image(
@@ -67,7 +68,7 @@ async def load_ref_async(
     loop = asyncio.get_running_loop()
     if not (isinstance(source, str) and _scheme(source) in ("http", "https")):
         return await loop.run_in_executor(executor, _load, kind, source, limits, clock, budget)
-    name = shortened(source)
+    name = display_name(source)
     allowance = ByteAllowance(kind, name, limits, budget)
     with clock.stage("fetch"):
         data = await fetch_async(source, limits, allowance, resolver)
@@ -80,7 +81,7 @@ def _load(kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budge
             return _from_pillow(source, limits)
     if not isinstance(source, str | Path | bytes):
         raise MediaError(f"The {kind} cannot be read: an object of type {type(source).__name__} is no source of one.")
-    name = "<bytes>" if isinstance(source, bytes) else shortened(str(source))
+    name = "<bytes>" if isinstance(source, bytes) else display_name(str(source))
     with clock.stage("fetch"):
         data = _read(source, ByteAllowance(kind, name, limits, budget), limits)
     return _reference(kind, data, name, limits, clock)
@@ -141,7 +142,18 @@ def _scheme(text: str) -> str:
     return found[0].lower() if found else ""
 
 
-def shortened(text: str, most: int = 100) -> str:
-    """Fit for a message: one line of printable text; a data URL of megabytes keeps its start and says its length."""
-    start = "".join(character if character.isprintable() else "\ufffd" for character in text[:most])
-    return start if len(text) <= most else f"{start}… ({len(text):,} characters)"
+def display_name(text: str) -> str:
+    """A source fit for messages and logs: one short line of printable text, and nothing of what it carries.
+
+    Of a data URL the type is kept; of other URLs neither passwords nor the query, where signatures stand.
+    """
+    scheme, most = _scheme(text), 100
+    if scheme == "data":
+        shown = text[: text.find(",", 0, most) + 1] or text[:most]
+    elif scheme in ("http", "https"):
+        shown = _PASSWORD.sub("//…@", text[:2000])
+        shown = (shown.partition("?")[0] + ("?…" if "?" in shown else ""))[:most]
+    else:
+        shown = text[:most]
+    line = "".join(character if character.isprintable() else "\ufffd" for character in shown)
+    return line if len(text) <= most and scheme != "data" else f"{line}… ({len(text):,} characters)"

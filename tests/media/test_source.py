@@ -20,7 +20,7 @@ from sightline.errors import MediaError
 from sightline.media import source as source_module
 from sightline.media.decode import decode_image
 from sightline.media.limits import RequestBudget
-from sightline.media.source import load_image, load_ref_async, load_video
+from sightline.media.source import display_name, load_image, load_ref_async, load_video
 from sightline.timing import StageClock
 from sightline.types import MediaRef
 
@@ -165,6 +165,24 @@ def test_messages_are_one_printable_line() -> None:
             load_image(source, LOCAL)
         text = str(caught.value)
         assert text.isprintable() and len(text) < 500 and text.encode()
+
+
+# Red if passwords, signatures or pixels get into a message, and with it into a log.
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("https://host.example/a.png?X-Signature=abc#part", "https://host.example/a.png?…"),
+        ("https://user:secret@host.example/a.png", "https://…@host.example/a.png"),
+        ("https://user:" + "secret" * 50 + "@host.example/a", "https://…@host.example/a… (328 characters)"),
+        ("http://a@b@host.example/a@c.png", "http://…@host.example/a@c.png"),
+        ("data:image/png;base64,SECRET", "data:image/png;base64,… (28 characters)"),
+        ("data:image/png;SECRET" + "x" * 200, "data:image/png;SECRET" + "x" * 79 + "… (221 characters)"),
+        ("/a/b@c?d.png", "/a/b@c?d.png"),
+        ("x" * 101, "x" * 100 + "… (101 characters)"),
+    ],
+)
+def test_names_tell_nothing_that_they_carry(source: str, name: str) -> None:
+    assert display_name(source) == name
 
 
 # ---- Limits
