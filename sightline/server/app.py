@@ -17,6 +17,7 @@ from sightline.server.inflight import ClientGone
 from sightline.server.metrics import Metrics, metrics_route
 from sightline.server.openapi import openapi
 from sightline.server.operations import operation_routes
+from sightline.server.playground_routes import playground_routes
 
 
 def make_app(context: ServerContext, metrics: Metrics) -> FastAPI:
@@ -26,6 +27,7 @@ def make_app(context: ServerContext, metrics: Metrics) -> FastAPI:
         Route("/v1/completions", GenerationRoute(context, CompletionShape()), methods=["POST"]),
         *operation_routes(context),
         metrics_route(metrics, context.engine),
+        *playground_routes(),
     ]
     description = openapi(with_keys=bool(context.config.server.api_key))
     app.openapi = lambda: description  # type: ignore[method-assign]

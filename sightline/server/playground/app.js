@@ -1,0 +1,257 @@
+// The page: attachments, the conversation, and what happens when somebody asks.
+
+import { ask, engineState, getJson, Problem } from "./api.js";
+import { contentPart, preview, readMedium } from "./media.js";
+import { setUpSamples } from "./samples.js";
+import { askForKey, sampling, settingsAreSound, setUpSettings, systemPrompt } from "./settings.js";
+import { Turn } from "./turn.js";
+
+const at = (id) => document.getElementById(id);
+const question = at("question");
+
+let model = null; // its name, once known
+let attached = [];
+let turns = [];
+let asking = null; // an AbortController while an answer comes
+
+// ---- Attachments
+
+async function attach(files) {
+  for (const file of files) {
+    try {
+      attached.push(await readMedium(file));
+    } catch (error) {
+      at("status").querySelector("span").textContent = error.message;
+    }
+  }
+  showAttached();
+  question.focus();
+}
+
+function showAttached() {
+  at("attachments").replaceChildren(...attached.map((medium) => {
+    const item = document.createElement("li");
+    const remove = document.createElement("button");
+    remove.type = "button";
+    remove.textContent = "×";
+    remove.setAttribute("aria-label", `Remove ${medium.name}`);
+    remove.addEventListener("click", () => {
+      attached = attached.filter((other) => other !== medium);
+      showAttached();
+      question.focus();
+    });
+    item.append(preview(medium, true), remove);
+    return item;
+  }));
+  showState();
+}
+
+function setUpAttachments() {
+  at("attach").addEventListener("click", () => at("files").click());
+  at("files").addEventListener("change", async () => {
+    await attach([...at("files").files]);
+    at("files").value = "";
+  });
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length) {
+      event.preventDefault();
+      attach(files);
+    }
+  });
+  let depth = 0; // of elements that were entered while dragging
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+  const over = (change) => (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    depth = Math.max(0, depth + change);
+    document.body.classList.toggle("dragging", depth > 0);
+  };
+  document.addEventListener("dragenter", over(1));
+  document.addEventListener("dragleave", over(-1));
+  document.addEventListener("dragover", over(0));
+  document.addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
+    over(-depth)(event);
+    attach([...event.dataTransfer.files]);
+  });
+}
+
+// ---- The conversation
+
+function messages(last) {
+  const list = systemPrompt() ? [{ role: "system", content: systemPrompt() }] : [];
+  for (const turn of turns) {
+    if (turn !== last && (turn.failed || !turn.answer)) continue;
+    const parts = turn.media.map(contentPart);
+    if (turn.question) parts.push({ type: "text", text: turn.question });
+    list.push({ role: "user", content: parts });
+    if (turn === last) break;
+    list.push({ role: "assistant", content: turn.answer });
+  }
+  return list;
+}
+
+async function answer(turn) {
+  if (asking || !settingsAreSound()) return;
+  const own = new AbortController();
+  asking = own;
+  turn.begin();
+  showState();
+  follow(true);
+  let usage = null;
+  let metadata = null;
+  try {
+    if (!model) await findModel();
+    const body = {
+      model,
+      messages: messages(turn),
+      stream: true,
+      stream_options: { include_usage: true },
+      return_timings: true,
+      ...sampling(),
+    };
+    for await (const event of ask(body, own.signal)) {
+      const delta = event.choices[0]?.delta;
+      if (delta?.reasoning_content) turn.addReasoning(delta.reasoning_content);
+      if (delta?.content) turn.addText(delta.content);
+      usage = event.usage ?? usage;
+      metadata = event.metadata ?? metadata;
+      follow();
+    }
+    turn.end(usage, metadata);
+  } catch (error) {
+    if (error.name === "AbortError") turn.stopped();
+    else turn.fail(error instanceof Problem ? error : new Problem(0, String(error)));
+    if (error.status === 401) askForKey();
+  } finally {
+    if (asking === own) asking = null;
+    showState();
+    follow();
+    watch();
+  }
+}
+
+function addTurn(text, media) {
+  const turn = new Turn(text, media);
+  turn.onRetry(() => answer(turn));
+  turns.push(turn);
+  at("turns").append(turn.element);
+  at("welcome").hidden = true;
+  return turn;
+}
+
+function submit() {
+  const text = question.value.trim();
+  if (asking || (!text && !attached.length) || !settingsAreSound()) return;
+  const turn = addTurn(text, attached);
+  attached = [];
+  question.value = "";
+  fit();
+  showAttached();
+  answer(turn);
+}
+
+function startAgain() {
+  asking?.abort();
+  asking = null;
+  for (const turn of turns) for (const medium of turn.media) URL.revokeObjectURL(medium.shownUrl);
+  turns = [];
+  at("turns").replaceChildren();
+  at("welcome").hidden = false;
+  showState();
+  question.focus();
+}
+
+// ---- What the page shows
+
+function showState() {
+  at("ask").hidden = Boolean(asking);
+  at("stop").hidden = !asking;
+  at("ask").disabled = !question.value.trim() && !attached.length;
+}
+
+/** Keeps the end in view, unless somebody has scrolled up to read. */
+function follow(always = false) {
+  const scroll = at("scroll");
+  const near = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 240;
+  if (always || near) scroll.scrollTop = scroll.scrollHeight;
+}
+
+/** As many rows as the question has. */
+function fit() {
+  question.style.height = "auto";
+  question.style.height = `${question.scrollHeight}px`;
+}
+
+const STATES = {
+  ready: ["ready", "Ready"],
+  starting: ["busy", "Loading the model"],
+  restarting: ["busy", "Engine restarts"],
+  failed: ["down", "Engine failed"],
+  stopped: ["down", "Shutting down"],
+  unreachable: ["down", "Not reachable"],
+};
+
+let watching = 0;
+
+/** Shows the engine's state now and from time to time, more often while it is not ready. */
+async function watch() {
+  clearTimeout(watching);
+  const state = await engineState();
+  const [kind, words] = STATES[state] ?? ["busy", state];
+  at("status").dataset.state = kind;
+  at("status").querySelector("span").textContent = words;
+  clearTimeout(watching);
+  watching = setTimeout(watch, kind === "ready" ? 15000 : 1500);
+}
+
+async function findModel() {
+  const { data } = await getJson("/v1/models");
+  model = data[0].id;
+  at("model").textContent = model;
+  document.title = `${model} · Sightline playground`;
+}
+
+async function greet() {
+  try {
+    await findModel();
+  } catch (error) {
+    at("model").textContent = error.status === 401 ? "API key needed" : "unknown model";
+    if (error.status === 401) askForKey();
+  }
+}
+
+function setUpComposer() {
+  at("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    submit();
+  });
+  question.addEventListener("input", () => {
+    fit();
+    showState();
+  });
+  question.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      submit();
+    }
+  });
+  at("stop").addEventListener("click", () => asking?.abort());
+  at("new").addEventListener("click", startAgain);
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") asking?.abort();
+  });
+}
+
+setUpSettings(greet);
+setUpAttachments();
+setUpComposer();
+showState();
+question.focus();
+watch();
+greet();
+setUpSamples(at("samples"), (text, media) => {
+  if (!asking) answer(addTurn(text, media));
+}).catch(() => { at("samples-title").hidden = true; });
+getJson("/version").then(({ version }) => { at("version").textContent = `version ${version}`; }).catch(() => {});
