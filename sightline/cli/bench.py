@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sightline.cli import bench_serve
 from sightline.cli.flags import add_flags, from_flags
 from sightline.config import Config, ModelConfig
 
@@ -13,6 +14,7 @@ from sightline.config import Config, ModelConfig
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure")
     actions = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=type(parser))
+    bench_serve.add_command(actions)
     pages = actions.add_parser("pages", help="time of prefill and decode steps by page size")
     pages.add_argument(
         "--sizes", type=int, nargs="+", default=[16, 64, 128], metavar="N", help="page sizes (default: 16 64 128)"
@@ -84,7 +86,7 @@ def run_api(arguments: argparse.Namespace) -> None:
     for name, value in [("--repeats", arguments.repeats), *(("--images", count) for count in arguments.images)]:
         if value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1.")
-    print(f"milliseconds per image, medians, one core; the target is {TARGET_MS:g}")
+    print(f"milliseconds of the processor per image, medians, one core; the target is {TARGET_MS:g}")
     print("images  body, MB   tokens" + "".join(f"{stage:>9s}" for stage in STAGES) + "    total   total of the request")
     costs = []
     with model_files(from_flags(ModelConfig, arguments)) as files, one_core():

@@ -1,0 +1,101 @@
+"""`sightline bench serve`: prepare, warm up, load, count."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sightline.bench.load.arrivals import arrival_times
+from sightline.bench.load.body import RequestOptions, request_body
+from sightline.bench.load.datasets import DatasetConfig, make_samples
+from sightline.bench.load.generate import LoadResult, generate_load
+from sightline.bench.load.progress import Bar
+from sightline.bench.load.statistics import Statistics, statistics
+from sightline.bench.load.target import Target, TargetConfig, TargetError
+from sightline.bench.load.texts import tokens_per_word
+from sightline.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    target: TargetConfig = field(default_factory=TargetConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    num_prompts: int = 100
+    request_rate: float = float("inf")
+    max_concurrency: int | None = None
+    num_warmups: int = 1
+    stream: bool = True
+    ignore_eos: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("The number of prompts", self.num_prompts, 1),
+            ("The number of warm-up requests", self.num_warmups, 0),
+            ("The maximum concurrency", self.max_concurrency, 1),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}, but must be at least {least}.")
+        arrival_times(0, self.request_rate, 0)
+
+
+@dataclass(frozen=True)
+class ServeRun:
+    model: str
+    result: LoadResult
+    figures: Statistics
+
+
+def bench_serve(config: ServeConfig, say: Callable[[str], None] = lambda line: None) -> ServeRun:
+    return in_event_loop(_run(config, say))
+
+
+def in_event_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Runs on uvloop where there is one: it reads hundreds of sockets with a third of the work."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+async def _run(config: ServeConfig, say: Callable[[str], None]) -> ServeRun:
+    target = Target(config.target)
+    try:
+        await target.look_up()
+        return await _measure(config, target, say)
+    finally:
+        target.close()
+
+
+async def _measure(config: ServeConfig, target: Target, say: Callable[[str], None]) -> ServeRun:
+    per_word = await words_to_tokens(target, say) if config.dataset.name in ("image", "text", "video") else 1.0
+    options = RequestOptions(target.model, config.stream, config.ignore_eos, config.extra_body)
+    with Bar("Preparing", config.num_prompts, config.progress) as bar:
+        samples = make_samples(config.dataset, config.num_prompts, per_word, told=bar.set)
+        warm_ups = make_samples(config.dataset, config.num_warmups, per_word, warm_up=True)
+    bodies = [request_body(sample, options) for sample in samples]
+    megabytes = sum(len(piece) for body in bodies for piece in body) / 1e6
+    say(f"{len(bodies)} requests of {megabytes / len(bodies):.3f} MB on average to {target.model}")
+    if warm_ups:
+        with Bar("Warming up", len(warm_ups), config.progress) as bar:
+            warm_bodies = [request_body(sample, options) for sample in warm_ups]
+            arrivals = [0.0] * len(warm_ups)
+            warm = await generate_load(target, warm_bodies, arrivals, config.max_concurrency, config.stream, bar.take)
+        failures = [answer.failure for answer in warm.answers if answer.failure is not None]
+        if len(failures) == len(warm.answers):
+            raise TargetError(f"Every warm-up request failed; the first one with {failures[0].kind}: {failures[0].message}")
+    with Bar("Measuring", len(bodies), config.progress) as bar:
+        arrivals = arrival_times(len(bodies), config.request_rate, config.dataset.seed)
+        result = await generate_load(target, bodies, arrivals, config.max_concurrency, config.stream, bar.take)
+    return ServeRun(target.model, result, statistics(result.answers, result.duration))
+
+
+async def words_to_tokens(target: Target, say: Callable[[str], None]) -> float:
+    found = await tokens_per_word(target.client, target.model)
+    if found is None:
+        say("The server has no /tokenize: text lengths are in words, each about one token.")
+    return found or 1.0

@@ -1,0 +1,123 @@
+"""`sightline bench serve`: throughput and latency of a server under load."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from sightline.cli.bench_target import add_image_flags, add_target_flags, extra_body, image_kind, image_settings, target_config
+
+_EXPLANATION = """\
+Sends chat requests to any OpenAI-compatible server and prints throughput and latencies.
+Names of options and of figures follow `vllm bench serve` and `sglang.bench_serving` where they mean the same."""
+
+
+def add_command(actions: Any) -> None:
+    parser = actions.add_parser("serve", help="throughput and latency of a server under load", description=_EXPLANATION)
+    parser.add_argument(
+        "--dataset-name", choices=("image", "text", "video", "custom"), default="image", help="(default: image)"
+    )
+    parser.add_argument("--dataset-path", type=Path, metavar="PATH", help="of custom: a JSONL file")
+    parser.add_argument("--num-prompts", type=int, default=100, metavar="N", help="requests to send (default: 100)")
+    parser.add_argument(
+        "--request-rate", type=float, default=float("inf"), metavar="X", help="requests per second, Poisson (default: inf)"
+    )
+    parser.add_argument("--max-concurrency", type=int, metavar="N", help="most requests under way at once (default: no limit)")
+    parser.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)")
+    parser.add_argument("--input-len", type=int, default=128, metavar="N", help="text tokens per request (default: 128)")
+    parser.add_argument("--output-len", type=int, default=128, metavar="N", help="most tokens of an answer (default: 128)")
+    parser.add_argument("--ignore-eos", action="store_true", help="answers go on until --output-len")
+    parser.add_argument("--no-stream", action="store_true", help="ask for whole answers; only their end is timed")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of texts, pictures and arrivals (default: 0)")
+    parser.add_argument("--image-count", type=int, default=1, metavar="N", help="pictures per request (default: 1)")
+    parser.add_argument(
+        "--distinct-images", type=int, metavar="N", help="show only so many different pictures (default: each is new)"
+    )
+    parser.add_argument(
+        "--media-position", choices=("first", "last"), default="first", help="before or after the text (default: first)"
+    )
+    parser.add_argument("--video-resolution", default="360p", metavar="SIZE", help="(default: 360p)")
+    parser.add_argument("--video-frames", type=int, default=32, metavar="N", help="(default: 32)")
+    parser.add_argument("--video-fps", type=int, default=8, metavar="N", help="(default: 8)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
+    parser.add_argument("--save-texts", action="store_true", help="keep the answers' texts in --output, too")
+    parser.add_argument("--no-progress", action="store_true", help="no bars")
+    add_image_flags(parser)
+    add_target_flags(parser)
+    parser.set_defaults(run=run, subparser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from sightline.bench.load.block import result_block, warnings
+    from sightline.bench.load.datasets import DatasetConfig
+    from sightline.bench.load.record import append_record, serve_record
+    from sightline.bench.load.serve import ServeConfig, bench_serve
+    from sightline.bench.load.videos import VideoKind
+
+    config = ServeConfig(
+        target=target_config(arguments),
+        dataset=DatasetConfig(
+            name=arguments.dataset_name,
+            input_len=arguments.input_len,
+            output_len=arguments.output_len,
+            seed=arguments.seed,
+            image=image_kind(arguments),
+            image_count=arguments.image_count,
+            distinct_images=arguments.distinct_images,
+            media_position=arguments.media_position,
+            video=VideoKind(arguments.video_resolution, arguments.video_frames, arguments.video_fps),
+            path=arguments.dataset_path,
+        ),
+        num_prompts=arguments.num_prompts,
+        request_rate=arguments.request_rate,
+        max_concurrency=arguments.max_concurrency,
+        num_warmups=arguments.num_warmups,
+        stream=not arguments.no_stream,
+        ignore_eos=arguments.ignore_eos,
+        extra_body=extra_body(arguments),
+        progress=not arguments.no_progress,
+    )
+    done = bench_serve(config, say=lambda line: print(line, file=sys.stderr))
+    print(result_block(done.figures, done.result.lag, config.request_rate, config.max_concurrency))
+    for warning in warnings(done.figures, done.result.lag):
+        print(f"Warning: {warning}", file=sys.stderr)
+    if arguments.output is not None:
+        settings = _settings(arguments, done.model, config.extra_body)
+        append_record(arguments.output, serve_record(done.result, done.figures, settings, arguments.save_texts))
+    return 0 if done.figures.completed else 1
+
+
+def _settings(arguments: argparse.Namespace, model: str, body: Any) -> dict[str, Any]:
+    """What is needed to repeat the run, but for where the server is."""
+    settings = {
+        "label": arguments.label,
+        "model_id": model,
+        "num_prompts": arguments.num_prompts,
+        "request_rate": arguments.request_rate,
+        "burstiness": 1.0,
+        "max_concurrency": arguments.max_concurrency,
+        "dataset_name": arguments.dataset_name,
+        "num_warmups": arguments.num_warmups,
+        "input_len": arguments.input_len,
+        "output_len": arguments.output_len,
+        "ignore_eos": arguments.ignore_eos,
+        "stream": not arguments.no_stream,
+        "seed": arguments.seed,
+        "extra_body": body,
+    }
+    if arguments.dataset_name == "image":
+        settings |= {
+            "image_count": arguments.image_count,
+            "image_resolution": arguments.image_resolution,
+            "distinct_images": arguments.distinct_images,
+            "media_position": arguments.media_position,
+            **image_settings(arguments),
+        }
+    if arguments.dataset_name == "video":
+        settings |= {
+            "video_resolution": arguments.video_resolution,
+            "video_frames": arguments.video_frames,
+            "video_fps": arguments.video_fps,
+            "media_position": arguments.media_position,
+        }
+    return settings

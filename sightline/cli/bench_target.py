@@ -1,0 +1,90 @@
+"""Flags that say which server to measure and with what pictures; shared by the benchmarks that load a server."""
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from sightline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sightline.bench.load.images import ImageKind
+    from sightline.bench.load.target import TargetConfig
+
+SIZES = "360p, 720p, 1080p, 2k, 4k or HEIGHTxWIDTH"
+
+
+def add_target_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the server")
+    group.add_argument("--base-url", metavar="URL", help="e.g. https://api.example.com; wins over --host and --port")
+    group.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, metavar="N", help="(default: 8000)")
+    group.add_argument("--endpoint", default="/v1/chat/completions", metavar="PATH", help="(default: /v1/chat/completions)")
+    group.add_argument("--model", metavar="NAME", help="as the server calls it (default: the first of /v1/models)")
+    group.add_argument("--api-key", metavar="KEY", help="(default: the environment's OPENAI_API_KEY, if set)")
+    group.add_argument("--header", nargs="*", default=[], metavar="NAME=VALUE", help="further headers of each request")
+    group.add_argument("--extra-body", default="{}", metavar="JSON", help="further fields of each request, as a JSON object")
+    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: 600)")
+    group.add_argument("--label", metavar="TEXT", help="what the results are called in comparisons")
+
+
+def target_config(arguments: argparse.Namespace) -> "TargetConfig":
+    from sightline.bench.load.target import TargetConfig
+
+    headers = []
+    for text in arguments.header:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"The header {text!r} must have the form NAME=VALUE.")
+        headers.append((name, value))
+    return TargetConfig(
+        base_url=arguments.base_url or f"http://{arguments.host}:{arguments.port}",
+        endpoint=arguments.endpoint,
+        model=arguments.model,
+        api_key=arguments.api_key or os.environ.get("OPENAI_API_KEY"),
+        headers=tuple(headers),
+        timeout_s=arguments.timeout,
+    )
+
+
+def extra_body(arguments: argparse.Namespace) -> dict[str, Any]:
+    try:
+        found = json.loads(arguments.extra_body)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--extra-body {arguments.extra_body!r} is not JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--extra-body {arguments.extra_body!r} must be a JSON object.")
+    return found
+
+
+def add_image_flags(parser: argparse.ArgumentParser, resolutions: bool = False) -> None:
+    group = parser.add_argument_group("pictures")
+    if not resolutions:
+        group.add_argument("--image-resolution", default="1080p", metavar="SIZE", help=f"{SIZES} (default: 1080p)")
+    group.add_argument(
+        "--image-content",
+        choices=("noise", "photo"),
+        default="noise",
+        help="random pixels or like photographs (default: noise)",
+    )
+    group.add_argument("--image-format", choices=("jpeg", "png", "webp"), default="jpeg", help="(default: jpeg)")
+    group.add_argument("--image-quality", type=int, default=85, metavar="N", help="of jpeg and webp (default: 85)")
+
+
+def image_kind(arguments: argparse.Namespace, resolution: str | None = None) -> "ImageKind":
+    from sightline.bench.load.images import ImageKind
+
+    return ImageKind(
+        resolution=resolution if resolution is not None else arguments.image_resolution,
+        content=arguments.image_content,
+        format=arguments.image_format,
+        quality=arguments.image_quality,
+    )
+
+
+def image_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "image_content": arguments.image_content,
+        "image_format": arguments.image_format,
+        "image_quality": arguments.image_quality,
+    }
