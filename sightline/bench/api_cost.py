@@ -6,8 +6,9 @@
     header   format, size and orientation of each image, and the limits on them
     prompt   messages, template, token ids, places of the image rows, positions
 
-Nothing here depends on whether an image is known: for a known one this is all that is done, a new one is then decoded and
-encoded by the engine. Images are JPEGs of about 500 kB, all different.
+Times are the processor's, so that other work on the machine counts little; the time on the clock is kept beside them. Nothing
+here depends on whether an image is known: for a known one this is all that is done, a new one is then decoded and encoded by
+the engine. Images are JPEGs of about 500 kB, all different.
 """
 
 import base64
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,7 +53,7 @@ _WIDTH, _HEIGHT = 1920, 1080
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over requests, in milliseconds per request."""
+    """Medians over requests, in milliseconds of the processor per request."""
 
     images: int
     body_mb: float
@@ -59,6 +61,7 @@ class Cost:
     stages: dict[str, float]
     total: float  # of the whole request, not the sum of the stages' medians
     slowest: float
+    clock: float  # the median of the whole request on the clock
 
     @property
     def per_image(self) -> float:
@@ -69,28 +72,38 @@ def measure(files: ModelFiles, images: int, repeats: int) -> Cost:
     body = make_body(images)
     limits = MediaConfig.for_server(limit_mm_per_prompt={"image": images}, max_request_media_mb=10_000)
     passes = [_handle(body, files, limits) for _ in range(repeats + 2)][2:]  # the first ones warm caches up
-    totals = sorted(total for _, total, _ in passes)
+    totals = sorted(one.total for one in passes)
     return Cost(
         images=images,
         body_mb=len(body) / 1e6,
-        prompt_tokens=passes[0][2],
-        stages={stage: statistics.median(stages[stage] for stages, _, _ in passes) for stage in STAGES},
+        prompt_tokens=passes[0].prompt_tokens,
+        stages={stage: statistics.median(one.stages[stage] for one in passes) for stage in STAGES},
         total=statistics.median(totals),
         slowest=totals[-1],
+        clock=statistics.median(one.clock for one in passes),
     )
 
 
-def _handle(body: bytes, files: ModelFiles, limits: MediaConfig) -> tuple[dict[str, float], float, int]:
-    """One request as the server handles it. Milliseconds per stage and in total, and the tokens of the prompt."""
+class _Pass(NamedTuple):
+    """Milliseconds of one request."""
+
+    stages: dict[str, float]
+    total: float
+    clock: float
+    prompt_tokens: int
+
+
+def _handle(body: bytes, files: ModelFiles, limits: MediaConfig) -> _Pass:
+    """One request as the server handles it."""
     stages = dict.fromkeys(STAGES, 0.0)
 
     @contextlib.contextmanager
     def stage(name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = time.thread_time()
         yield
-        stages[name] += 1e3 * (time.perf_counter() - start)
+        stages[name] += 1e3 * (time.thread_time() - start)
 
-    began = time.perf_counter()
+    began, clock = time.thread_time(), time.perf_counter()
     with stage("parse"):
         request = ChatShape.decoder.decode(body)
     with stage("prompt"):
@@ -120,7 +133,7 @@ def _handle(body: bytes, files: ModelFiles, limits: MediaConfig) -> tuple[dict[s
             processor=files.processor,
             max_len=files.max_model_len - 1,
         )
-    return stages, 1e3 * (time.perf_counter() - began), len(made)
+    return _Pass(stages, 1e3 * (time.thread_time() - began), 1e3 * (time.perf_counter() - clock), len(made))
 
 
 # ---- What is measured with
@@ -207,6 +220,7 @@ def report(costs: Sequence[Cost], command: str, repeats: int) -> dict[str, objec
                 "total_ms": round(cost.total, 3),
                 "total_ms_per_image": round(cost.per_image, 3),
                 "slowest_total_ms": round(cost.slowest, 3),
+                "total_on_the_clock_ms": round(cost.clock, 3),
                 "within_target": cost.per_image < TARGET_MS,
             }
             for cost in costs
