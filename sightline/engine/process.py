@@ -7,11 +7,13 @@ process sees by the exit code.
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import zmq
 
@@ -255,9 +257,15 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
                     return 0
             if server.has_work:
                 server.step()
+        _clean_up(str(socket.getsockopt_string(zmq.LAST_ENDPOINT)))
         return 1
     finally:
         engine.close()
+
+
+def _clean_up(address: str) -> None:
+    """The process that made the socket's folder is gone without having removed it."""
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
 def main() -> int:

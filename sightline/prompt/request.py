@@ -110,6 +110,9 @@ def assemble(
     max_len: int | None = None,
 ) -> Request:
     """The request for a prompt whose media are loaded. No input or output: fit for any thread."""
+    limit = spec.text.max_position if max_len is None else max_len
+    if (least := tokenizer.least_tokens(len(prompt))) > limit:  # so long that it need not be encoded to know
+        raise PromptTooLongError(f"The prompt has {least} tokens or more, more than the limit of {limit}.")
     token_ids, spans = expand(prompt, items, spec.tokens, processor.video.style, tokenizer)
     return _complete(token_ids, items, spans, spec, processor, max_len)
 

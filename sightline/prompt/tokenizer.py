@@ -38,7 +38,9 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._longest = max(map(len, vocabulary), default=1)  # in bytes for byte-level vocabularies
+        self._vocab_size = max(vocabulary.values(), default=-1) + 1
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
@@ -80,6 +82,13 @@ class Tokenizer:
     def definition(self) -> dict[str, Any]:
         """What tokenizer.json says: model, vocabulary, added tokens, decoder. Takes a while for a large vocabulary."""
         return dict(json.loads(self._backend.to_str()))
+
+    def least_tokens(self, characters: int) -> int:
+        """A number of tokens that a text of so many characters has in any case, without reading it.
+
+        No token is longer than the longest, and a normaliser that joins characters (NFC) joins four at most.
+        """
+        return characters // (4 * self._longest)
 
     @property
     def vocab_size(self) -> int:

@@ -32,7 +32,7 @@ class ServerContext:
     model_names: tuple[str, ...]  # as /v1/models lists them
     started: int  # seconds since 1970
     draining: asyncio.Event  # set when the server takes no more requests
-    log_request: Callable[[RequestRecord, Mapping[str, object]], None]
+    log_request: Callable[[RequestRecord, Mapping[str, object]], None] | None
 
     @property
     def placeholders(self) -> tuple[str, ...]:
@@ -46,7 +46,8 @@ class ServerContext:
     def finished(self, call: Call, status: int, error: str | None) -> None:
         record = call.record(status, error)
         self.observer.request_finished(record)
-        self.log_request(record, call.content)
+        if self.log_request is not None:
+            self.log_request(record, call.content)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. A request may name the model as served or by the path it was loaded from, or not at all."""

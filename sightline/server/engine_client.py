@@ -19,14 +19,14 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
-from sightline.config import Config
+from sightline.config import Config, ServerConfig
 from sightline.engine.messages import (
     Abort,
     Done,
@@ -285,7 +285,7 @@ class EngineClient:
             command = [sys.executable, "-m", "sightline.engine.process", address]
             self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
             self.pid, self._socket = self._process.pid, socket
-            self._send(Start(self._config))
+            self._send(Start(replace(self._config, server=ServerConfig())))  # keys are none of its business
             reader = asyncio.create_task(self._read(socket, refusal))
             try:
                 await self._process.wait()

@@ -125,7 +125,7 @@ class _Exchange(Generic[B]):
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
 
-    async def _work(self, body: bytes, caller: str, entry: Entry) -> None:
+    async def _work(self, body: bytearray, caller: str, entry: Entry) -> None:
         context, call = self._context, self._call
         try:
             parsed = await self._parse(body)
@@ -153,7 +153,7 @@ class _Exchange(Generic[B]):
         finally:
             context.engine.release(answers)
 
-    async def _parse(self, body: bytes) -> B:
+    async def _parse(self, body: bytearray) -> B:
         if len(body) <= SMALL_BODY:
             return parse(body, self._shape.decoder)
         return await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, body, self._shape.decoder)

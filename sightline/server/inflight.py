@@ -62,15 +62,14 @@ class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> bytes:
+async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> bytearray:
     """The whole body. Stops reading where it grows too large, whatever its headers promised, or comes in too slowly.
 
     A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
     """
-    parts: list[bytes] = []
-    size, begun = 0, time.monotonic()
+    body, begun = bytearray(), time.monotonic()
     while True:
-        left = begun + timeout_s + size / _SLOWEST - time.monotonic()
+        left = begun + timeout_s + len(body) / _SLOWEST - time.monotonic()
         try:
             message = await asyncio.wait_for(receive(), max(left, 0.0))
         except TimeoutError:
@@ -78,13 +77,12 @@ async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: fl
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > max_mb * _MB:
+        if len(body) + len(part) > max_mb * _MB:
             raise too_large(max_mb)
         entry.grow(len(part))
-        parts.append(part)
+        body += part
         if not message.get("more_body", False):
-            return b"".join(parts) if len(parts) != 1 else parts[0]
+            return body
 
 
 def check_announced(length: str | None, max_mb: float) -> None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
-def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def parse(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

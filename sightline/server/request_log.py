@@ -1,18 +1,49 @@
 """One line of JSON per request on standard output: what it was and what it took, and its content only if asked for."""
 
+import contextlib
 import datetime
+import queue
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from sightline.server.observer import RequestRecord
 
+_MOST_WAITING = 10_000  # lines; those beyond are dropped
 _LONGEST = 2000  # characters of a text in a log with content
 
 
-def write_line(record: RequestRecord, content: Mapping[str, object]) -> None:
+class RequestLog:
+    """Lines are written by a thread: a reader of our output that is slow, or gone, must not hold up requests."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._write, name="request-log", daemon=True)
+        self._thread.start()
+
+    def __call__(self, record: RequestRecord, content: Mapping[str, object]) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line_of(record, content))
+
+    def close(self, patience_s: float = 1.0) -> None:
+        """Waits a moment for lines to be written."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(patience_s)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+            except (OSError, ValueError):  # nobody reads it any more
+                return
+
+
+def line_of(record: RequestRecord, content: Mapping[str, object]) -> bytes:
     line: dict[str, object] = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")}
     for name, value in msgspec.to_builtins(record).items():
         if name in ("seconds", "first_token_s") and value is not None:
@@ -21,8 +52,7 @@ def write_line(record: RequestRecord, content: Mapping[str, object]) -> None:
             line["stages_ms"] = {stage: round(1000 * seconds, 1) for stage, seconds in value.items()}
         elif value is not None:
             line[name] = value
-    sys.stdout.buffer.write(msgspec.json.encode({**line, **content}) + b"\n")
-    sys.stdout.buffer.flush()
+    return msgspec.json.encode({**line, **content}) + b"\n"
 
 
 def loggable(body: Any) -> Any:
@@ -35,7 +65,3 @@ def loggable(body: Any) -> Any:
     if isinstance(plain, str) and len(plain) > _LONGEST:
         return f"{plain[:_LONGEST]}… ({len(plain):,} characters)"
     return plain
-
-
-def request_log(enabled: bool) -> Callable[[RequestRecord, Mapping[str, object]], None]:
-    return write_line if enabled else lambda record, content: None

@@ -18,10 +18,6 @@ class PromptTokensDetails(_Body, kw_only=True):
     video_tokens: int
 
 
-class CompletionTokensDetails(_Body, kw_only=True):
-    reasoning_tokens: int
-
-
 class Usage(_Body, kw_only=True):
     prompt_tokens: int
     completion_tokens: int

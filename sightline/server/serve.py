@@ -26,7 +26,7 @@ from sightline.server.http_protocol import http_protocol
 from sightline.server.inflight import Ledger
 from sightline.server.media_names import MediaNames
 from sightline.server.metrics import Metrics
-from sightline.server.request_log import request_log
+from sightline.server.request_log import RequestLog
 from sightline.server.startup_log import StartupLog
 
 
@@ -46,6 +46,7 @@ class _Server:
         ledger = Ledger(server.max_inflight_mb, server.max_inflight_requests)
         metrics = Metrics(ledger, served_names(config)[0])
         self._failure: str | None = None
+        self._request_log = RequestLog() if server.log_requests else None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
         self._socket = _listen(server.host, server.port)
         self.context = ServerContext(
@@ -60,7 +61,7 @@ class _Server:
             model_names=served_names(config),
             started=int(time.time()),
             draining=asyncio.Event(),
-            log_request=request_log(server.log_requests),
+            log_request=self._request_log,
         )
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -89,6 +90,8 @@ class _Server:
         finally:
             await self.context.engine.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
+            if self._request_log is not None:
+                self._request_log.close()
         if self._failure is not None:
             print(f"sightline: {self._failure}", file=sys.stderr)
             return 1

@@ -99,8 +99,8 @@ def test_the_api_process_has_no_torch(server: RunningServer) -> None:
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server to be harmed: two restarts, small limits."""
-    flags = ["--max-restarts", "2", "--restart-backoff-s", "0.05", "--drain-timeout-s", "30"]
+    """A server to be harmed."""
+    flags = ["--max-restarts", "9", "--restart-backoff-s", "0.05"]
     with running(tmp_path_factory.mktemp("fragile"), *flags) as made:
         yield made
 
@@ -141,7 +141,7 @@ def test_an_engine_that_is_killed_ends_streams_with_an_error_and_comes_back(frag
     assert refused.code == "engine_died"
     assert not process_exists(pid)
     fragile.until_ready()
-    assert fragile.chat().choices and fragile.http.get("/ready").json()["restarts"] == 1
+    assert fragile.chat().choices and fragile.http.get("/ready").json()["restarts"] >= 1
     fragile.until_idle()
 
 
@@ -161,11 +161,15 @@ def test_new_requests_get_503_while_the_engine_restarts(fragile: RunningServer) 
     assert fragile.chat().choices
 
 
-def test_an_engine_that_keeps_dying_ends_the_server(fragile: RunningServer) -> None:
-    """The third death within ten minutes, with two restarts allowed."""
-    fragile.kill_engine()
-    assert fragile.process.wait(60) == 1
-    assert "after 2 restarts" in fragile.errors.splitlines()[-1]
+def test_an_engine_that_keeps_dying_ends_the_server(tmp_path: Path) -> None:
+    """The second death within ten minutes, with one restart allowed."""
+    with running(tmp_path, "--max-restarts", "1", "--restart-backoff-s", "0.05") as server:
+        server.kill_engine()
+        wait_for(lambda: server.http.get("/ready").json()["restarts"] or None, "the death to be seen")
+        server.until_ready()
+        server.kill_engine()
+        assert server.process.wait(60) == 1
+        assert "was killed by signal 9, after 1 restarts" in server.errors.splitlines()[-1]
 
 
 def test_a_server_that_is_told_to_stop_lets_requests_end(tmp_path: Path) -> None:

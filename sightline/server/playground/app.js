@@ -98,7 +98,8 @@ async function answer(turn) {
   asking = own;
   turn.begin();
   showState();
-  follow(true);
+  following = true;
+  follow();
   let usage = null;
   let metadata = null;
   try {
@@ -117,7 +118,6 @@ async function answer(turn) {
       if (delta?.content) turn.addText(delta.content);
       usage = event.usage ?? usage;
       metadata = event.metadata ?? metadata;
-      follow();
     }
     turn.end(usage, metadata);
   } catch (error) {
@@ -127,7 +127,6 @@ async function answer(turn) {
   } finally {
     if (asking === own) asking = null;
     showState();
-    follow();
     watch();
   }
 }
@@ -171,11 +170,18 @@ function showState() {
   at("ask").disabled = !question.value.trim() && !attached.length;
 }
 
-/** Keeps the end in view, unless somebody has scrolled up to read. */
-function follow(always = false) {
+let following = true; // whether the end is kept in view: until somebody scrolls up to read
+
+function follow() {
+  if (following) at("scroll").scrollTop = at("scroll").scrollHeight;
+}
+
+function setUpScrolling() {
   const scroll = at("scroll");
-  const near = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 240;
-  if (always || near) scroll.scrollTop = scroll.scrollHeight;
+  scroll.addEventListener("scroll", () => {
+    following = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
+  });
+  new ResizeObserver(follow).observe(at("turns"));
 }
 
 /** As many rows as the question has. */
@@ -247,6 +253,7 @@ function setUpComposer() {
 setUpSettings(greet);
 setUpAttachments();
 setUpComposer();
+setUpScrolling();
 showState();
 question.focus();
 watch();

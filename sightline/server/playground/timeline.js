@@ -51,13 +51,17 @@ function facts(usage, metadata) {
   add("tokens in", String(usage.prompt_tokens));
   add("of them cached", String(cached), cached > 0);
   add("tokens out", String(usage.completion_tokens));
-  const media = metadata ? metadata.images + metadata.videos : 0;
-  if (media) {
-    const noun = metadata.videos ? (metadata.images ? "media" : "clips") : "images";
-    add(`${media === 1 ? noun.replace(/s$/, "") : noun} encoded`, String(metadata.encoded_items));
-    add("known already", String(media - metadata.encoded_items), media > metadata.encoded_items);
+  if (metadata) {
+    const known = metadata.images + metadata.videos - metadata.encoded_items;
+    if (metadata.encoded_items) add(`${noun(metadata, metadata.encoded_items)} encoded`, String(metadata.encoded_items));
+    if (known) add(`${noun(metadata, known)} cached`, String(known), true);
   }
   return list;
+}
+
+function noun({ images, videos }, count) {
+  const word = videos ? (images ? "item" : "clip") : "image";
+  return count === 1 ? word : `${word}s`;
 }
 
 function stageTable(usage, metadata) {
