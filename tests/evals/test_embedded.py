@@ -66,11 +66,21 @@ def test_transformers_says_the_same_200_times() -> None:
 
 
 def test_it_sees() -> None:
-    """Far above chance on held-out scenes: random weights give about nothing. Red when the weights or the way to them break."""
+    """Nearly all of a few held-out scenes of each skill. Red when the weights or the way to them break."""
     with LLM(device="cpu", kv_cache_gb=0.1, embedding_cache_gb=0.05) as llm:
-        report = evaluate(llm, samples=30, skills=("sign", "video"), seed=0, batch=30)
-    right = {score.skill: score.accuracy for score in report.scores}
-    assert right["sign"] > 0.15 and right["video"] > 0.5
+        report = evaluate(llm, samples=12, seed=0, batch=36)
+    for score in report.scores:
+        assert score.accuracy >= 0.9, score
+
+
+@pytest.mark.slow
+def test_it_sees_as_well_as_its_card_says() -> None:
+    """What the model was asked to reach, by 150 examples of each skill."""
+    wanted = {"sign": 0.95, "phone": 0.93, "colour": 0.98, "shape": 0.98, "count": 0.95, "two_images": 0.9, "video": 0.85}
+    with LLM(device="cpu", kv_cache_gb=0.1, embedding_cache_gb=0.05) as llm:
+        report = evaluate(llm, samples=150, skills=tuple(wanted), seed=1000, batch=64)
+    for score in report.scores:
+        assert score.accuracy >= wanted[score.skill], score
 
 
 MORE = ({"page_size": 64}, {"embedding_host_cache_gb": 0.01}, {"max_patches_per_step": 64, "lookahead_patches": 0})
