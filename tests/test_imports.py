@@ -33,7 +33,7 @@ ALLOWED = {
     "engine": {"run", "grammar", "vision", "models", "prompt", "schedule", "cache", "stream"},
     "llm": {"engine", "run", "grammar", "models", "prompt", "media"},
     "bench": {"server", "llm", "engine", "run", "vision", "models", "schedule", "cache", "prompt", "media"},
-    "evals": {"llm", "engine", "run", "models", "prompt", "media", "data"},
+    "evals": {"llm", "engine", "run", "models", "prompt", "media", "stream", "data"},
     "server": {"engine", "run", "models", "prompt", "media", "stream", "grammar"},
     "cli": {"server", "bench", "evals", "llm", "models", "prompt", "media"},
 }

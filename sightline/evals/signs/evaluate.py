@@ -5,7 +5,7 @@ sqrt(p (1 - p) / n), is a little too small where examples have several.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from sightline.evals.signs.conversation import Conversation, conversations
 from sightline.evals.signs.generate import SKILL_NAMES, make_example
 from sightline.types import Completion, SamplingParams
 
-_LONGEST = 48  # tokens of an answer; the longest right one is two signs of 8 characters
+LONGEST = 48  # tokens of an answer; the longest right one is two signs of 8 characters
 _SHOWN = 3  # failures per skill in the report
 
 
@@ -78,12 +78,8 @@ def evaluate(
     skills: Sequence[str] = SKILL_NAMES,
     seed: int = 0,
     batch: int = 64,
-    told: Callable[[SkillScore], None] = lambda score: None,
 ) -> Evaluation:
-    """Greedy answers to `samples` held-out examples of each skill, seeds from `seed` up, at most `batch` questions at once.
-
-    `told` is called with the score of each skill when it is known.
-    """
+    """Greedy answers to `samples` held-out examples of each skill, seeds from `seed` up, at most `batch` questions at once."""
     for name, number in (("samples", samples), ("batch", batch)):
         if number < 1:
             raise ConfigError(f"{name} is {number}, but must be at least 1.")
@@ -91,16 +87,13 @@ def evaluate(
         if skill not in SKILL_NAMES:
             raise ConfigError(f"There is no skill {skill!r}; the skills are {', '.join(SKILL_NAMES)}.")
     asked: list[Asked] = []
-    sampling = SamplingParams(max_tokens=_LONGEST, temperature=0.0, repetition_penalty=1.0)
+    sampling = SamplingParams(max_tokens=LONGEST, temperature=0.0, repetition_penalty=1.0)
     for skill in dict.fromkeys(skills):
-        of_skill: list[Asked] = []
         questions = _questions(skill, range(seed, seed + samples))
         while group := list(islice(questions, batch)):
             answers = llm.chat([conversation for _, conversation in group], sampling)
             for (turn, _), answer in zip(group, answers, strict=True):
-                of_skill.append(Asked(**turn, got=answer.text))
-        told(_score(skill, of_skill))
-        asked += of_skill
+                asked.append(Asked(**turn, got=answer.text))
     return Evaluation(seed, samples, tuple(asked))
 
 
@@ -119,13 +112,6 @@ def _score(skill: str, asked: Sequence[Asked]) -> SkillScore:
 
 
 # ---- The report
-
-HEADER = "skill            n   correct   accuracy   std. error"
-
-
-def table_line(score: SkillScore) -> str:
-    numbers = f"{score.n:6d}   {score.correct:7d}   {score.accuracy:8.1%}   {score.standard_error:10.1%}"
-    return f"{score.skill:12s}{numbers}"
 
 
 def failure_lines(evaluation: Evaluation) -> list[str]:
@@ -157,9 +143,3 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         ],
         "failures": [asdict(one) for one in evaluation.failures],
     }
-
-
-def sample_records(evaluation: Evaluation) -> Iterator[dict[str, object]]:
-    """One JSON object per question."""
-    for one in evaluation.asked:
-        yield {**asdict(one), "correct": one.correct}
