@@ -134,6 +134,7 @@ async function answer(turn) {
 function addTurn(text, media) {
   const turn = new Turn(text, media);
   turn.onRetry(() => answer(turn));
+  turns.at(-1)?.fold();
   turns.push(turn);
   at("turns").append(turn.element);
   at("welcome").hidden = true;

@@ -30,7 +30,7 @@ export function duration(ms) {
 export function showTrace(place, usage, metadata) {
   place.replaceChildren();
   if (usage) place.append(facts(usage, metadata));
-  if (metadata) place.append(stageTable(usage, metadata), legend());
+  if (metadata) place.append(timeline(usage, metadata));
   place.hidden = !place.childElementCount;
 }
 
@@ -64,6 +64,13 @@ function noun({ images, videos }, count) {
   return count === 1 ? word : `${word}s`;
 }
 
+function timeline(usage, metadata) {
+  const made = element("details", "timeline");
+  made.open = true;
+  made.append(element("summary", "", "Timeline of the stages"), stageTable(usage, metadata), legend());
+  return made;
+}
+
 function stageTable(usage, metadata) {
   const times = metadata.timings_ms;
   const media = metadata.images + metadata.videos;
@@ -87,7 +94,6 @@ function stageTable(usage, metadata) {
   const total = Math.max(times.e2e, at + generating, 0.001);
 
   const table = element("table", "stages");
-  table.append(element("caption", "", "Timeline of the stages"));
   const body = element("tbody");
   for (const row of rows) body.append(tableRow(row, total));
   table.append(body);

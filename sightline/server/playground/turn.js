@@ -55,6 +55,12 @@ export class Turn {
     showTrace(this._trace, usage, metadata);
   }
 
+  /** Another question follows: the timeline makes room. */
+  fold() {
+    const timeline = this._trace.querySelector(".timeline");
+    if (timeline) timeline.open = false;
+  }
+
   stopped() {
     this._over();
     this._say("Stopped", "You stopped this answer.");
