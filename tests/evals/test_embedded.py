@@ -65,6 +65,17 @@ def test_transformers_says_the_same_200_times() -> None:
     check_agreement(200)
 
 
+def test_long_answers_are_the_same() -> None:
+    """256 tokens, past the end of every answer: a difference that grows from step to step would show."""
+    reference = oracle(EMBEDDED, "qwen3-vl")
+    asked = questions(4, 55_000)
+    sampling = SamplingParams(max_tokens=256, temperature=0, ignore_eos=True)
+    with LLM(device="cpu", dtype="float32", kv_cache_gb=0.1, embedding_cache_gb=0.05) as llm:
+        ours = llm.chat([conversation for _, conversation in asked], sampling)
+        for (skill, conversation), answer in zip(asked, ours, strict=True):
+            assert list(answer.token_ids) == reference_tokens(reference, llm, conversation, 256), skill
+
+
 def test_it_sees() -> None:
     """Nearly all of a few held-out scenes of each skill. Red when the weights or the way to them break."""
     with LLM(device="cpu", kv_cache_gb=0.1, embedding_cache_gb=0.05) as llm:
