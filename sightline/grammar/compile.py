@@ -110,7 +110,7 @@ class _Cache:
     def put(self, structured: StructuredOutput, grammar: Grammar) -> None:
         with self._lock:
             self._entries[structured] = grammar
-            if len(self._entries) > MAX_CACHED:
+            while len(self._entries) > MAX_CACHED:
                 self._entries.popitem(last=False)
 
 

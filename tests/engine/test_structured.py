@@ -239,7 +239,10 @@ def test_min_tokens_gives_way_to_the_form(folder: Path) -> None:
     run = driver(folder)
     short = ask(run, folder, "x", structured=form("regex", "ab"), min_tokens=10)
     open_end = [ask(run, folder, "x", structured=form("regex", "a+"), min_tokens=15, seed=seed) for seed in range(8)]
+    # All that is allowed are stop tokens: the first is text, since nothing can end there; at the second one it can.
+    ends = ask(run, folder, "x", structured=form("regex", "a+"), min_tokens=10, end_tokens=ends_of(folder) | {ord("a")})
     run.run()
+    assert not run.errors and run.completions[ends, 0].finish_reason == "stop" and len(run.tokens(ends)) == 2
     assert run.completions[short, 0].text == "ab" and run.completions[short, 0].finish_reason == "stop"
     assert all(len(run.completions[number, 0].text) >= 15 for number in open_end)
 
@@ -295,14 +298,15 @@ def test_abort_and_refusal_while_compiling(folder: Path, monkeypatch: pytest.Mon
     run.engine.close()
 
 
-def test_a_dead_end_fails_its_request_alone(folder: Path) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_dead_end_fails_its_request_alone(folder: Path, which: int) -> None:
     """Red when an answer that has nowhere to go is given tokens at random, or takes the others of its step with it."""
     run = driver(folder)
     stuck = ask(run, folder, "x", structured=form("regex", "ab*c"), n=2)
     fine = ask(run, folder, "x", structured=form("regex", "[ab]{20}"))
     answers = run.engine._requests[stuck]
     run.run(until=lambda: all(answer.row.grammar is not None for answer in answers))
-    answers[1].row.grammar.advance(ord("?"))  # as if a token had come that the grammar does not know
+    answers[which].row.grammar.advance(ord("?"))  # as if a token had come that the grammar does not know
     run.run()
     assert isinstance(run.errors[stuck], PromptError) and "form asked for" in str(run.errors[stuck])
     assert re.fullmatch("[ab]{20}", run.completions[fine, 0].text)

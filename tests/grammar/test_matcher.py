@@ -130,6 +130,7 @@ def test_a_wrong_token_is_an_error_of_its_row_alone() -> None:
     masks = allowed_tokens([bad, good], [(), ()], 300)
     assert bad.error is not None and good.error is None and not bad.complete
     assert ids_of(masks[1].tolist(), 300) == {ord("a")}
+    assert (masks[0] == -1).all(), "a row without any token would draw from nothing"
 
 
 def test_other_decoders_are_refused() -> None:
