@@ -3,9 +3,21 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sightline.cli.bench_target import add_image_flags, add_target_flags, extra_body, image_kind, image_settings, target_config
+from sightline.cli.bench_target import (
+    add_image_flags,
+    add_seed_flag,
+    add_target_flags,
+    chosen_seed,
+    extra_body,
+    image_kind,
+    image_settings,
+    target_config,
+)
+
+if TYPE_CHECKING:
+    from sightline.bench.load.serve import ServeConfig
 
 _EXPLANATION = """\
 Sends chat requests to any OpenAI-compatible server and prints throughput and latencies.
@@ -15,9 +27,14 @@ Names of options and of figures follow `vllm bench serve` and `sglang.bench_serv
 def add_command(actions: Any) -> None:
     parser = actions.add_parser("serve", help="throughput and latency of a server under load", description=_EXPLANATION)
     parser.add_argument(
-        "--dataset-name", choices=("image", "text", "video", "custom"), default="image", help="(default: image)"
+        "--dataset-name", choices=("image", "text", "video", "mmmu", "custom"), default="image", help="(default: image)"
     )
-    parser.add_argument("--dataset-path", type=Path, metavar="PATH", help="of custom: a JSONL file")
+    parser.add_argument(
+        "--dataset-path",
+        type=Path,
+        metavar="PATH",
+        help="of custom: a JSONL file; of mmmu: its folder (default: the Hub's cache)",
+    )
     parser.add_argument("--num-prompts", type=int, default=100, metavar="N", help="requests to send (default: 100)")
     parser.add_argument(
         "--request-rate", type=float, default=float("inf"), metavar="X", help="requests per second, Poisson (default: inf)"
@@ -28,7 +45,6 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="most tokens of an answer (default: 128)")
     parser.add_argument("--ignore-eos", action="store_true", help="answers go on until --output-len")
     parser.add_argument("--no-stream", action="store_true", help="ask for whole answers; only their end is timed")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of texts, pictures and arrivals (default: 0)")
     parser.add_argument("--image-count", type=int, default=1, metavar="N", help="pictures per request (default: 1)")
     parser.add_argument(
         "--distinct-images", type=int, metavar="N", help="show only so many different pictures (default: each is new)"
@@ -44,6 +60,7 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--no-progress", action="store_true", help="no bars")
     add_image_flags(parser)
     add_target_flags(parser)
+    add_seed_flag(parser)
     parser.set_defaults(run=run, subparser=parser)
 
 
@@ -54,13 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.load.serve import ServeConfig, bench_serve
     from sightline.bench.load.videos import VideoKind
 
+    seed = chosen_seed(arguments)
     config = ServeConfig(
         target=target_config(arguments),
         dataset=DatasetConfig(
             name=arguments.dataset_name,
             input_len=arguments.input_len,
             output_len=arguments.output_len,
-            seed=arguments.seed,
+            seed=seed,
             image=image_kind(arguments),
             image_count=arguments.image_count,
             distinct_images=arguments.distinct_images,
@@ -82,12 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in warnings(done.figures, done.result.lag):
         print(f"Warning: {warning}", file=sys.stderr)
     if arguments.output is not None:
-        settings = _settings(arguments, done.model, config.extra_body)
+        settings = _settings(arguments, done.model, config)
         append_record(arguments.output, serve_record(done.result, done.figures, settings, arguments.save_texts))
     return 0 if done.figures.completed else 1
 
 
-def _settings(arguments: argparse.Namespace, model: str, body: Any) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig") -> dict[str, Any]:
     """What is needed to repeat the run, but for where the server is."""
     settings = {
         "label": arguments.label,
@@ -102,8 +120,8 @@ def _settings(arguments: argparse.Namespace, model: str, body: Any) -> dict[str,
         "output_len": arguments.output_len,
         "ignore_eos": arguments.ignore_eos,
         "stream": not arguments.no_stream,
-        "seed": arguments.seed,
-        "extra_body": body,
+        "seed": config.dataset.seed,
+        "extra_body": config.extra_body,
     }
     if arguments.dataset_name == "image":
         settings |= {

@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import secrets
+import sys
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import ConfigError
@@ -55,6 +57,25 @@ def extra_body(arguments: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"--extra-body {arguments.extra_body!r} must be a JSON object.")
     return found
+
+
+def add_seed_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of texts, pictures and arrivals (default: a new one for each run, so that no cache knows them; it is printed)",
+    )
+
+
+def chosen_seed(arguments: argparse.Namespace) -> int:
+    if arguments.seed is None:
+        seed = secrets.randbelow(10**6)
+        print(f"seed {seed}", file=sys.stderr)
+        return seed
+    if arguments.seed < 0:
+        raise ConfigError(f"The seed is {arguments.seed}, but must be at least 0.")
+    return int(arguments.seed)
 
 
 def add_image_flags(parser: argparse.ArgumentParser, resolutions: bool = False) -> None:

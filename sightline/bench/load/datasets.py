@@ -14,8 +14,8 @@ from sightline.bench.load.texts import random_text
 from sightline.bench.load.videos import VideoKind, make_video
 from sightline.errors import ConfigError
 
-DatasetName = Literal["image", "text", "video", "custom"]
-DATASETS: tuple[DatasetName, ...] = ("image", "text", "video", "custom")
+DatasetName = Literal["image", "text", "video", "mmmu", "custom"]
+DATASETS: tuple[DatasetName, ...] = ("image", "text", "video", "mmmu", "custom")
 T = TypeVar("T")
 _WARM_UP = 1 << 20  # numbers of warm-up requests begin here, so that a cache does not know the measured ones
 
@@ -58,7 +58,11 @@ def make_samples(
     numbers = range(_WARM_UP, _WARM_UP + count) if warm_up else range(count)
     if config.name == "custom":
         assert config.path is not None
-        return _cycled(read_custom(config.path, config.output_len), count)
+        return _cycled(read_custom(config.path, config.output_len), count, warm_up)
+    if config.name == "mmmu":
+        from sightline.bench.load.mmmu import read_mmmu
+
+        return _cycled(read_mmmu(config.path, config.output_len, config.seed, count), count, warm_up)
     if config.name == "image":
         media = _pictures(config, numbers, told)
     elif config.name == "video":
@@ -88,15 +92,16 @@ def _pictures(config: DatasetConfig, numbers: range, told: Callable[[int], None]
     if config.distinct_images is not None:
         wanted = [picture % config.distinct_images for picture in wanted]
     distinct = list(dict.fromkeys(wanted))
-    made = dict(zip(distinct, make_images(config.image, config.seed, distinct, told), strict=True))
+    made = dict(zip(distinct, make_images(config.image, (config.seed, 1), distinct, told), strict=True))
     parts = [image_part(made[picture]) for picture in wanted]
     return [parts[place * config.image_count : (place + 1) * config.image_count] for place in range(len(numbers))]
 
 
 def make_images(
-    kind: ImageKind, seed: int, numbers: Sequence[int], told: Callable[[int], None] = lambda done: None
+    kind: ImageKind, seed: tuple[int, int], numbers: Sequence[int], told: Callable[[int], None] = lambda done: None
 ) -> list[Medium]:
-    return _in_threads(lambda number: make_image(kind, (seed, 1, number)), numbers, told)
+    """Pictures by number. The seed is that of the run and that of its purpose: two purposes never share a picture."""
+    return _in_threads(lambda number: make_image(kind, (*seed, number)), numbers, told)
 
 
 def _in_threads(make: Callable[[int], T], numbers: Sequence[int], told: Callable[[int], None]) -> list[T]:
@@ -108,5 +113,6 @@ def _in_threads(make: Callable[[int], T], numbers: Sequence[int], told: Callable
     return made
 
 
-def _cycled(samples: Sequence[Sample], count: int) -> list[Sample]:
-    return [samples[place % len(samples)] for place in range(count)]
+def _cycled(samples: Sequence[Sample], count: int, warm_up: bool) -> list[Sample]:
+    """Again from the start when they are used up. Warming up takes the last ones, which are measured only if all are."""
+    return [samples[(-1 - place if warm_up else place) % len(samples)] for place in range(count)]

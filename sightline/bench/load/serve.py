@@ -1,7 +1,8 @@
 """`sightline bench serve`: prepare, warm up, load, count."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -62,13 +63,19 @@ def in_event_loop(work: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(work)
 
 
-async def _run(config: ServeConfig, say: Callable[[str], None]) -> ServeRun:
-    target = Target(config.target)
+@asynccontextmanager
+async def connected(config: TargetConfig) -> AsyncIterator[Target]:
+    target = Target(config)
     try:
         await target.look_up()
-        return await _measure(config, target, say)
+        yield target
     finally:
         target.close()
+
+
+async def _run(config: ServeConfig, say: Callable[[str], None]) -> ServeRun:
+    async with connected(config.target) as target:
+        return await _measure(config, target, say)
 
 
 async def _measure(config: ServeConfig, target: Target, say: Callable[[str], None]) -> ServeRun:
@@ -94,7 +101,7 @@ async def _measure(config: ServeConfig, target: Target, say: Callable[[str], Non
     return ServeRun(target.model, result, statistics(result.answers, result.duration))
 
 
-async def words_to_tokens(target: Target, say: Callable[[str], None]) -> float:
+async def words_to_tokens(target: Target, say: Callable[[str], None] = lambda line: None) -> float:
     found = await tokens_per_word(target.client, target.model)
     if found is None:
         say("The server has no /tokenize: text lengths are in words, each about one token.")

@@ -1,0 +1,135 @@
+"""`sightline bench probe`: how many new pictures one request may have, and how long they take.
+
+Twice as many each time until one request fails, then by halving the range in between, so the largest number is exact as long as
+a server that takes n pictures takes fewer, too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sightline.bench.load.body import RequestOptions, Sample, image_part, request_body
+from sightline.bench.load.datasets import make_images, user_message
+from sightline.bench.load.images import ImageKind
+from sightline.bench.load.server_timings import tower_ms, with_timings
+from sightline.bench.load.target import Target, TargetConfig
+from sightline.bench.load.texts import random_text
+from sightline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    target: TargetConfig = field(default_factory=TargetConfig)
+    images: tuple[ImageKind, ...] = (ImageKind("720p"), ImageKind("1080p"), ImageKind("2k"))
+    max_images: int = 64
+    counts: tuple[int, ...] = ()  # exactly these instead
+    input_len: int = 32
+    output_len: int = 16
+    warm_up: bool = True
+    seed: int = 0
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("The most images", self.max_images),
+            ("The input length", self.input_len),
+            ("The output length", self.output_len),
+            *(("A number of images", count) for count in self.counts),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, but must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Probe:
+    resolution: str
+    images: int
+    ttft_ms: float | None
+    latency_ms: float | None
+    prompt_tokens: int | None
+    tower_ms: float | None
+    error: str | None
+
+
+async def run_probe(config: ProbeConfig, target: Target, tokens_per_word: float, told: Callable[[Probe], None]) -> list[Probe]:
+    found = []
+    for kind in config.images:
+        asker = _Asker(config, kind, target, tokens_per_word)
+        if config.warm_up:
+            await asker.ask(1)
+        search = _Search(config.max_images) if not config.counts else None
+        counts = iter(sorted(set(config.counts)))
+        while (count := search.next() if search else next(counts, None)) is not None:
+            probe = await asker.ask(count)
+            if search:
+                search.note(count, probe.error is None)
+            found.append(probe)
+            told(probe)
+    return sorted(found, key=lambda probe: ([kind.resolution for kind in config.images].index(probe.resolution), probe.images))
+
+
+class _Search:
+    """Which number to try next."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._works = 0
+        self._fails: int | None = None
+
+    def next(self) -> int | None:
+        if self._works == self._most or self._fails == self._works + 1:
+            return None
+        if self._fails is None:
+            return min(2 * self._works or 1, self._most)
+        return (self._works + self._fails) // 2
+
+    def note(self, count: int, worked: bool) -> None:
+        if worked:
+            self._works = count
+        else:
+            self._fails = count
+
+
+class _Asker:
+    """Requests with pictures that the server has never seen."""
+
+    def __init__(self, config: ProbeConfig, kind: ImageKind, target: Target, tokens_per_word: float) -> None:
+        self._config, self._kind, self._target = config, kind, target
+        self._per_word = tokens_per_word
+        self._used = 0
+
+    async def ask(self, count: int) -> Probe:
+        config = self._config
+        pictures = make_images(self._kind, (config.seed, 4), range(self._used, self._used + count))
+        text = random_text(config.input_len, self._per_word, (config.seed, 4, self._used))
+        self._used += count
+        sample = Sample(user_message([image_part(picture) for picture in pictures], text), config.output_len)
+        options = RequestOptions(self._target.model, True, False, with_timings(config.extra_body, self._target))
+        answer = await self._target.ask(request_body(sample, options), stream=True)
+        worked = answer.failure is None
+        return Probe(
+            resolution=self._kind.resolution,
+            images=count,
+            ttft_ms=1000 * answer.ttft if worked and answer.ttft is not None else None,
+            latency_ms=1000 * answer.latency if worked else None,
+            prompt_tokens=answer.prompt_tokens,
+            tower_ms=tower_ms(answer) if worked else None,
+            error=f"{answer.failure.kind}: {answer.failure.message}" if answer.failure is not None else None,
+        )
+
+
+def largest(probes: Sequence[Probe], resolution: str) -> int:
+    """The most images that were answered; 0 if none."""
+    return max((probe.images for probe in probes if probe.resolution == resolution and probe.error is None), default=0)
+
+
+def probe_fields(probe: Probe) -> dict[str, Any]:
+    return {
+        "resolution": probe.resolution,
+        "images": probe.images,
+        "ttft_ms": probe.ttft_ms,
+        "latency_ms": probe.latency_ms,
+        "prompt_tokens": probe.prompt_tokens,
+        "tower_ms": probe.tower_ms,
+        "error": probe.error,
+    }
