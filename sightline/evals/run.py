@@ -1,8 +1,9 @@
 """Asks the samples of a task, many at once, and judges the answers."""
 
 import contextlib
+import queue
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,33 +80,46 @@ def _answered(
     questions: Iterator[tuple[Sample, str]], answerer: Answerer, sampling: Mapping[str, Any], concurrency: int
 ) -> Generator[tuple[Sample, str, Answer | UserError]]:
     """Answers as they come. Samples are read only as fast as they are asked."""
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="asking")
-    pending: dict[Future[Answer | UserError], tuple[Sample, str]] = {}
-    more = True
+    waiting: queue.SimpleQueue[tuple[Sample, str] | None] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[Sample, str, Answer | BaseException]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        while (question := waiting.get()) is not None:
+            try:
+                answers.put((*question, answerer.ask(question[0].conversation, sampling)))
+            except BaseException as error:
+                answers.put((*question, error))
+
+    # Daemons: an interrupted run does not wait for answers that are on their way.
+    threads = [threading.Thread(target=ask, name=f"asking-{n}", daemon=True) for n in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    pending, more = 0, True
     try:
         while more or pending:
-            while more and len(pending) < 2 * concurrency:
+            while more and pending < 2 * concurrency:
                 question = next(questions, None)
                 if question is None:
                     more = False
                 else:
-                    pending[pool.submit(_ask, answerer, question[0], sampling)] = question
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                yield *pending.pop(future), future.result()
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        answerer.close()  # ends what is still being asked
-        raise
-    pool.shutdown()
+                    waiting.put(question)
+                    pending += 1
+            if pending:
+                sample, asked, answer = answers.get()
+                pending -= 1
+                yield sample, asked, _usable(answer)
+    finally:
+        for _ in threads:
+            waiting.put(None)
 
 
-def _ask(answerer: Answerer, sample: Sample, sampling: Mapping[str, Any]) -> Answer | UserError:
-    try:
-        return answerer.ask(sample.conversation, sampling)
-    except (AnswererGone, ConfigError):
-        raise
-    except UserError as error:  # about this sample: too long, a picture that cannot be read
-        return error
+def _usable(answer: Answer | BaseException) -> Answer | UserError:
+    """An answer, or an error that is about this sample alone: it is too long, its picture cannot be read. Raises all others."""
+    if isinstance(answer, Answer):
+        return answer
+    if isinstance(answer, UserError) and not isinstance(answer, AnswererGone | ConfigError):
+        return answer
+    raise answer
 
 
 def _record(sample: Sample, asked: str, answer: Answer | UserError) -> Record:
