@@ -10,6 +10,7 @@ from sightline.models.checkpoint import Checkpoint, open_checkpoint
 from sightline.models.families import FAMILIES
 from sightline.models.model import VisionLanguageModel
 from sightline.models.weight_table import WeightTable
+from sightline.ops.twins import register_twins
 from sightline.spec import ModelSpec
 
 _TIED_HEAD = "lm_head.weight"
@@ -18,6 +19,7 @@ _EMBEDDING = "text.embed_tokens.weight"
 
 def empty_model(spec: ModelSpec) -> VisionLanguageModel:
     """The model on the meta device: shapes and no memory."""
+    register_twins()
     with torch.device("meta"):
         return VisionLanguageModel(spec)
 

@@ -8,7 +8,7 @@ from sightline.models.inputs import TowerBatch
 from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, make_norm
 from sightline.ops.activations import gelu, silu_mul
 from sightline.ops.attention import segment_attention
-from sightline.ops.position_grid import interpolate_position_grid
+from sightline.ops.position_grid import add_position_grid
 from sightline.ops.rotary import RotaryTable, make_rotary_table, vision_rotary
 from sightline.spec import VisionSpec
 
@@ -161,7 +161,7 @@ class VisionTower(nn.Module):
             hidden = self.patch_norm(hidden)
         grid = self.spec.position_grid
         if grid is not None and self.position_table is not None:
-            hidden = hidden + interpolate_position_grid(
-                self.position_table, batch.row_col, batch.grid_size, grid.mode, grid.align_corners
+            hidden = add_position_grid(
+                hidden, self.position_table, batch.row_col, batch.grid_size, grid.mode, grid.align_corners
             )
         return hidden

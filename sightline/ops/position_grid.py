@@ -11,7 +11,7 @@ import torch
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 
-_KEYS_A = -0.75  # the cubic kernel's parameter in torch's grid_sample and interpolate
+KEYS_A = -0.75  # the cubic kernel's parameter in torch's grid_sample and interpolate
 
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
@@ -50,6 +50,24 @@ def interpolate_position_grid(
     return total.to(table.dtype)
 
 
+def _add_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for example in _examples(make):
+        yield {"hidden": make.normal(len(example["row_col"]), example["table"].shape[1]), **example}
+
+
+@op(examples=_add_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+def add_position_grid(
+    hidden: torch.Tensor,
+    table: torch.Tensor,
+    row_col: torch.Tensor,
+    grid_size: torch.Tensor,
+    mode: Literal["bilinear", "bicubic"],
+    align_corners: bool,
+) -> torch.Tensor:
+    """hidden [patches, size] plus the position embedding of each patch; the other arguments as above."""
+    return hidden + interpolate_position_grid.definition(table, row_col, grid_size, mode, align_corners)
+
+
 def _axis_taps(
     coordinate: torch.Tensor, count: torch.Tensor, side: int, mode: str, align_corners: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +83,7 @@ def _axis_taps(
     if mode == "bilinear":
         weights = 1 - distance
     else:
-        near = ((_KEYS_A + 2) * distance - (_KEYS_A + 3)) * distance.square() + 1
-        far = ((distance - 5) * distance + 8) * distance * _KEYS_A - 4 * _KEYS_A
+        near = ((KEYS_A + 2) * distance - (KEYS_A + 3)) * distance.square() + 1
+        far = ((distance - 5) * distance + 8) * distance * KEYS_A - 4 * KEYS_A
         weights = torch.where(distance <= 1, near, far)
     return (floor.long()[..., None] + offsets).clamp(0, side - 1), weights

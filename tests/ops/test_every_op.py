@@ -6,6 +6,7 @@ GPU are compared there (-m gpu); on a CPU only twins whose predicate holds for C
 
 import copy
 import importlib
+import os
 import pkgutil
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 
 import sightline.ops
 from sightline.ops.dispatch import OPS, ExampleMaker, Op, Tolerance, definitions_only
+from sightline.ops.twins import register_twins
 
 for module in pkgutil.iter_modules(sightline.ops.__path__):
     if not module.ispkg:
         importlib.import_module(f"sightline.ops.{module.name}")
+register_twins()
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
@@ -79,6 +82,8 @@ def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str)
                 used.add(twin.name)
                 for found, reference in zip(outcome(twin.run, arguments), expected, strict=True):
                     assert_within(found, reference, op.tolerances[dtype])
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        assert {twin.name for twin in op.twins if twin.name == "triton"} <= used, "a kernel that no example reaches"
     if device == "cuda":
         assert used == {twin.name for twin in op.twins} or dtype == torch.float32, "a twin that no example reaches"
 

@@ -1,0 +1,20 @@
+"""Registers the faster twins of ops that this machine can run. Called once, before a model is made."""
+
+import functools
+import importlib
+import importlib.util
+
+import torch
+
+_TRITON = ("rotary", "norms", "activations", "places", "position_grid")
+
+
+@functools.cache
+def register_twins() -> None:
+    if importlib.util.find_spec("triton") is None:
+        return
+    from sightline.ops.triton import INTERPRETED
+
+    if torch.cuda.is_available() or INTERPRETED:
+        for module in _TRITON:
+            importlib.import_module(f"sightline.ops.triton.{module}")

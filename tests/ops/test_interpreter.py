@@ -1,0 +1,26 @@
+"""Triton twins without a GPU: the test of every op again, in a process in which Triton interprets its kernels.
+
+float32 only: products of bfloat16 are wrong in the interpreter. Red when a kernel computes something else than its definition,
+on any example of its op.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).with_name("test_every_op.py")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_agree_with_their_definitions() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", str(SUITE)]
+    chosen = ["-k", "test_definition_and_twins and float32 and cpu"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command + chosen, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    for name in ("vision_rotary", "rms_norm", "add_layer_norm", "silu_mul", "patch_places", "add_position_grid"):
+        assert f"PASSED tests/ops/test_every_op.py::test_definition_and_twins[{name}-float32-cpu]" in done.stdout
