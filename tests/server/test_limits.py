@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,12 @@ def test_a_body_that_trickles_in_is_given_up(strict: RunningServer) -> None:
 
 
 def test_headers_that_trickle_in_are_given_up(strict: RunningServer) -> None:
-    for begin in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: "):
-        with socket.create_connection(("127.0.0.1", strict.port), timeout=60) as client:
-            client.sendall(begin)
+    begins = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: ")
+    clients = [socket.create_connection(("127.0.0.1", strict.port), timeout=60) for _ in begins]
+    for client, begin in zip(clients, begins, strict=True):
+        client.sendall(begin)
+    for client in clients:
+        with client:
             assert client.recv(4096).startswith(b"HTTP/1.1 408")
 
 
@@ -173,17 +177,15 @@ def test_bytes_in_flight_are_bounded(strict: RunningServer) -> None:
     strict.until_idle()
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_request_that_takes_too_long_is_ended(strict: RunningServer, stream: bool) -> None:
-    body = {**HELLO, "max_tokens": 4000, "ignore_eos": True, "n": 3, "stream": stream}
-    response = strict.post(**body)
-    if stream:
-        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-        assert response.status_code == 200 and "[DONE]" not in events
-        error = json.loads(events[-1])["error"]
-    else:
-        error = error_of(response, 504)
-    assert error["code"] == "timeout" and "5 s" in error["message"]
+def test_requests_that_take_too_long_are_ended(strict: RunningServer) -> None:
+    """An error with a status of its own, or the last event of a stream."""
+    body = {**HELLO, "max_tokens": 4000, "ignore_eos": True, "n": 3}
+    with ThreadPoolExecutor(2) as pool:
+        whole, stream = pool.map(lambda streamed: strict.post(**body, stream=streamed), [False, True])
+    events = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
+    assert stream.status_code == 200 and "[DONE]" not in events
+    for error in (error_of(whole, 504), json.loads(events[-1])["error"]):
+        assert error["code"] == "timeout" and "5 s" in error["message"]
     strict.until_idle()
 
 
