@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.models.inputs import TowerBatch, WindowLayout
+from sightline.ops.places import patch_places
 from sightline.spec import VisionSpec
 from sightline.vision.transfer import send
 
@@ -20,42 +21,31 @@ def make_tower_batch(
     """One tensor of patches per grid, already on the device."""
     shapes = np.array(grids, np.int64).reshape(-1, 3)
     assert [len(part) for part in patches] == shapes.prod(1).tolist(), (grids, [part.shape for part in patches])
-    row_col, grid_size = merge_order(shapes, spec.merge_size)
+    starts = np.concatenate(([0], np.cumsum(shapes.prod(1))))
+    row_col, grid_size = patch_places(
+        send(shapes.astype(np.int32), device), send(starts.astype(np.int32), device), int(starts[-1]), spec.merge_size
+    )
     lengths = np.repeat(shapes[:, 1] * shapes[:, 2], shapes[:, 0])
     windows = None
     if spec.window is not None:
         unit = spec.merge_size**2
         order, counts = window_order(shapes, spec.merge_size, spec.window.window_pixels // spec.patch_size // spec.merge_size)
-        row_col = row_col.reshape(-1, unit, 2)[order].reshape(-1, 2)
+        on_device = send(order, device)
+        row_col = row_col.view(-1, unit, 2)[on_device].view(-1, 2)
         windows = WindowLayout(
-            order=send(order, device),
+            order=on_device,
             inverse=send(np.argsort(order), device),
             starts=_starts(counts * unit, device),
             lengths=tuple((counts * unit).tolist()),
         )
     return TowerBatch(
         patches=_join_equal_widths(patches),
-        row_col=send(row_col.astype(np.int32), device),
-        grid_size=send(grid_size.astype(np.int32), device),
+        row_col=row_col,
+        grid_size=grid_size,
         segment_starts=_starts(lengths, device),
         segment_lengths=tuple(lengths.tolist()),
         windows=windows,
     )
-
-
-def merge_order(shapes: Ints, merge: int) -> tuple[Ints, Ints]:
-    """(row, col) of each patch in sequence order, and (height, width) of its grid. [patches, 2] each.
-
-    Inside a frame merge x merge blocks follow one another, row by row: a patch's number splits into
-    (block row, block column, row in block, column in block).
-    """
-    grid = np.repeat(shapes, shapes.prod(1), axis=0)
-    height, width = grid[:, 1], grid[:, 2]
-    inside = _numbers(shapes.prod(1)) % (height * width)
-    block, place = np.divmod(inside, merge * merge)
-    block_row, block_col = np.divmod(block, width // merge)
-    row_in, col_in = np.divmod(place, merge)
-    return np.stack((block_row * merge + row_in, block_col * merge + col_in), 1), grid[:, 1:]
 
 
 def window_order(shapes: Ints, merge: int, side: int) -> tuple[Ints, Ints]:

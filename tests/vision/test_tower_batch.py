@@ -1,11 +1,15 @@
 """Index tensors of the tower against slow, obvious loops. Red when merge order, windows or boundaries change."""
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.vision.tower_batch import merge_order, window_order
+from sightline.ops.places import patch_places
+from sightline.vision.tower_batch import window_order
 
 sides = st.integers(1, 7).map(lambda n: 2 * n)
 grids = st.lists(st.tuples(st.integers(1, 3), sides, sides), min_size=1, max_size=5)
@@ -37,7 +41,8 @@ def slow_windows(shapes: list[tuple[int, int, int]], merge: int, side: int) -> l
 @settings(max_examples=200, deadline=None)
 @given(grids)
 def test_merge_order(shapes: list[tuple[int, int, int]]) -> None:
-    row_col, size = merge_order(np.array(shapes), 2)
+    starts = [0, *itertools.accumulate(t * h * w for t, h, w in shapes)]
+    row_col, size = patch_places(torch.tensor(shapes).int(), torch.tensor(starts).int(), starts[-1], 2)
     assert [tuple(pair) for pair in row_col.tolist()] == slow_merge_order(shapes, 2)
     assert size.tolist() == [[h, w] for t, h, w in shapes for _ in range(t * h * w)]
 
@@ -65,7 +70,6 @@ def test_no_loop_over_images(images: int) -> None:
     shapes = np.array([(1, 4, 6)] * images)
     sys.setprofile(count)
     try:
-        merge_order(shapes, 2)
         window_order(shapes, 2, 4)
     finally:
         sys.setprofile(None)
