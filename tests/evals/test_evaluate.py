@@ -103,7 +103,9 @@ def test_clips_are_encoded_without_loss() -> None:
     for seed in range(6):
         example = make_example(seed, "heldout", "video")
         assert example.frames is not None
-        ref = load_video(encode_clip(example.frames, example.fps), MediaConfig())
+        encoded = encode_clip(example.frames, example.fps)
+        assert encoded == encode_clip(example.frames, example.fps)
+        ref = load_video(encoded, MediaConfig())
         header = clip_header(len(example.frames))
         assert (ref.header.width, ref.header.height) == (96, 64)
         assert (ref.header.frame_count, ref.header.fps) == (header.frame_count, header.fps)  # type: ignore[union-attr]

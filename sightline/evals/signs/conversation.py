@@ -28,11 +28,12 @@ def conversations(example: Example) -> list[Conversation]:
 
 
 def encode_clip(frames: Pixels, fps: float) -> bytes:
-    """[frames, height, width, 3] as FFV1 in Matroska, which gives back the same pixels."""
+    """[frames, height, width, 3] as FFV1 in Matroska, which gives back the same pixels. The same frames give the same bytes."""
     import av  # loads all of ffmpeg, which pictures do without
 
     encoded = io.BytesIO()
-    with av.open(encoded, "w", format="matroska") as container:
+    exact = {"fflags": "+bitexact"}  # no random ids, no time of writing
+    with av.open(encoded, "w", format="matroska", container_options=exact) as container:
         stream = container.add_stream("ffv1", rate=Fraction(fps).limit_denominator(1000))
         stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "bgr0"
         for frame in frames:
