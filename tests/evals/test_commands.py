@@ -62,7 +62,9 @@ WRONG = "§§§"
 
 
 @pytest.mark.parametrize("task", ["ocrbench", "docvqa", "chartqa"])
-def test_published_in_process(task: str, answers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_in_process(
+    task: str, said: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two of four references are what the model says to the benchmark's prompt: that is the score. Red if prompts differ."""
     answers = said[task]
     assert all(text.strip() for text in answers)
