@@ -73,14 +73,14 @@ def _ttft_by_images(axes: "Axes", runs: Sequence[Run]) -> None:
 
 
 def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, place: str) -> None:
-    """A colour per run, a line and a mark per resolution. Failures are crosses on the axis."""
+    """A colour per run, a line and a mark per resolution; of one run, a colour per resolution, too. Crosses are failures."""
     from matplotlib.ticker import MaxNLocator
 
     resolutions = list(dict.fromkeys(one["resolution"] for run in runs for one in run.record[key]))
     unit, divisor = _unit(max((one["ttft_ms"] or 0 for run in runs for one in run.record[key]), default=0))
     for number, run in enumerate(runs):
-        colour = _COLOURS[number % len(_COLOURS)]
         for which, resolution in enumerate(resolutions):
+            colour = _COLOURS[(number if len(runs) > 1 else which) % len(_COLOURS)]
             points = [one for one in run.record[key] if one["resolution"] == resolution]
             good = [(one[place], one["ttft_ms"] / divisor) for one in points if one["ttft_ms"] is not None]
             failed = [one[place] for one in points if one["ttft_ms"] is None and one.get("error")]
@@ -88,6 +88,8 @@ def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, place: str
             name = f"{run.label}, {resolution}" if len(runs) > 1 else resolution
             _line(axes, good, line, colour, mark, name)
             axes.plot(failed, [0] * len(failed), "x", color=colour, markersize=7, clip_on=False)
+            for x in failed:
+                axes.annotate(resolution, (x, 0), (0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)
     axes.set_ylabel(f"time to first token ({unit})")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

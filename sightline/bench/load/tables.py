@@ -21,7 +21,8 @@ def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.1f}" if abs(cell) >= 100 else f"{cell:.2f}"
+        digits = 0 if abs(cell) >= 10_000 else 1 if abs(cell) >= 100 else 2
+        return f"{cell:,.{digits}f}"
     return f"{cell:,}" if isinstance(cell, int) else cell
 
 
