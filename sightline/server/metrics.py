@@ -218,7 +218,7 @@ class Metrics(Observer):
 
     def _grow(self, counter: Counter, name: str, count: int) -> None:
         """The engine process has counted so far; what is new of it is added."""
-        counter.inc(count - self._last.get(name, 0))
+        counter.inc(max(0, count - self._last.get(name, 0)))
         self._last[name] = count
 
 

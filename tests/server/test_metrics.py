@@ -246,6 +246,19 @@ def test_the_dashboard_asks_for_metrics_that_exist(server: RunningServer) -> Non
     assert asked <= exposed
 
 
+def test_the_dashboard_groups_by_labels_that_exist(server: RunningServer) -> None:
+    server.chat()
+    of_the_scraper = {"job", "instance"}
+    labels: dict[str, set[str]] = {}
+    for name, own in samples(server):
+        labels.setdefault(name, set()).update(label for label, _ in own)
+    for expression in expressions(dashboard()["panels"]):
+        known = set.intersection(*(labels[name] for name in metric_names(expression)))
+        grouped = {label.strip() for part in re.findall(r"by \(([^)]*)\)", expression) for label in part.split(",")}
+        matched = {label for part in re.findall(r"\{([^}]*)\}", expression) for label in re.findall(r"(\w+)(?:=|!=)", part)}
+        assert (grouped | matched) - of_the_scraper <= known, expression
+
+
 def test_the_dashboard_can_be_imported() -> None:
     """Panels do not overlap, have ids of their own, and take their data from what the user chooses at import."""
     board = dashboard()

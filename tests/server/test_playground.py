@@ -97,6 +97,7 @@ def browser() -> Iterator[Browser]:
         found = next(filter(None, map(shutil.which, NAMES)), str(own) if own.exists() else None)
         if found is None:
             pytest.skip(f"no Chromium on this machine: none of {', '.join(NAMES)} is installed")
+        expect.set_options(timeout=PATIENCE_MS)
         made = playwright.chromium.launch(executable_path=found, args=[f"--host-resolver-rules={FOREIGN}"])
         yield made
         made.close()
@@ -126,12 +127,12 @@ class Visit:
 
     def open(self) -> "Visit":
         self.page.goto(self.server.url)
-        expect(self.page.locator("#samples button")).to_have_count(len(SAMPLES), timeout=PATIENCE_MS)
+        expect(self.page.locator("#samples button")).to_have_count(len(SAMPLES))
         return self
 
     def attach(self, name: str, data: bytes) -> None:
         self.page.set_input_files("#files", {"name": name, "mimeType": "image/png", "buffer": data})
-        expect(self.page.locator("#attachments li")).not_to_have_count(0, timeout=PATIENCE_MS)
+        expect(self.page.locator("#attachments li")).not_to_have_count(0)
 
     def ask(self, question: str) -> None:
         self.page.fill("#question", question)
@@ -140,7 +141,7 @@ class Visit:
     def turn(self, number: int) -> Any:
         """The turn of this number, once it is over."""
         turn = self.page.locator("#turns > li").nth(number)
-        expect(turn).not_to_have_class(re.compile("streaming"), timeout=PATIENCE_MS)
+        expect(turn).not_to_have_class(re.compile("streaming"))
         return turn
 
     def check(self) -> None:
@@ -285,15 +286,15 @@ def test_settings_go_with_the_question(server: RunningServer, visitor: Callable[
     visit.check()
 
 
+def lengthen(route: Any) -> None:
+    """Makes the page's own request a long one on its way to the server."""
+    body = {**json.loads(route.request.post_data), "max_tokens": 4000, "ignore_eos": True}
+    route.continue_(post_data=json.dumps(body))
+
+
 def test_stop_ends_the_answer_here_and_in_the_engine(server: RunningServer, visitor: Callable[..., Visit]) -> None:
-    """The page's own request, made long on its way to the server."""
     visit = visitor(server).open()
     page = visit.page
-
-    def lengthen(route: Any) -> None:
-        body = {**json.loads(route.request.post_data), "max_tokens": 4000, "ignore_eos": True}
-        route.continue_(post_data=json.dumps(body))
-
     page.route("**/v1/chat/completions", lengthen)
     visit.ask("Go on and on.")
     expect(page.locator("#turns .answer")).not_to_be_empty()
@@ -348,24 +349,67 @@ def test_a_narrow_screen_has_all_of_it(server: RunningServer, visitor: Callable[
     visit.check()
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser, visitor: Callable[..., Visit], tmp_path: Path) -> None:
-    with running(tmp_path, "--api-key", "the-key", key="the-key") as closed:
-        assert httpx.get(closed.url, timeout=60).status_code == 200
-        visit = visitor(closed).open()
-        page = visit.page
-        expect(page.locator("#model")).to_have_text("API key needed")
-        expect(page.locator("#key")).to_be_focused()
-        visit.ask("Hello")
-        expect(visit.turn(0).locator(".problem")).to_contain_text("Error 401")
-        page.fill("#key", "the-key")
-        page.press("#key", "Tab")
-        expect(page.locator("#model")).to_have_text(MODEL)
-        page.get_by_role("button", name="Try again").click()
-        expect(visit.turn(0).locator(".facts")).to_be_visible()
-        assert page.evaluate("() => Object.values(sessionStorage)") == ["the-key"]
-        assert "the-key" not in page.evaluate("() => JSON.stringify([localStorage, document.cookie, location.href])")
-        page.reload()
-        expect(page.locator("#model")).to_have_text(MODEL)
-        assert all("401" in line for line in visit.complaints), visit.complaints
-        visit.complaints.clear()
-        visit.check()
+def test_every_control_has_a_name(server: RunningServer, visitor: Callable[..., Visit]) -> None:
+    """For those who hear the page. And what a keyboard reaches first is what one came for."""
+    visit = visitor(server).open()
+    visit.attach("sign.png", (DEMO / "sign.png").read_bytes())
+    nameless = """() => [...document.querySelectorAll("button, input, textarea")]
+        .filter((node) => !node.labels?.length && !node.ariaLabel && !node.textContent.trim()).map((node) => node.id)"""
+    assert visit.page.evaluate(nameless) == []
+    expect(visit.page.locator("#question")).to_be_focused()
+    visit.page.keyboard.press("Tab")
+    expect(visit.page.locator("#attach")).to_be_focused()
+    visit.check()
+
+
+@pytest.fixture(scope="module")
+def closed(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that asks for a key, and whose engine may be killed."""
+    flags = ["--api-key", "the-key", "--restart-backoff-s", "0.05"]
+    with running(tmp_path_factory.mktemp("closed"), *flags, key="the-key") as server:
+        yield server
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab_alone(closed: RunningServer, visitor: Callable[..., Visit]) -> None:
+    assert httpx.get(closed.url, timeout=60).status_code == 200
+    visit = visitor(closed).open()
+    page = visit.page
+    expect(page.locator("#model")).to_have_text("API key needed")
+    expect(page.locator("#key")).to_be_focused()
+    visit.ask("Hello")
+    expect(visit.turn(0).locator(".problem")).to_contain_text("Error 401")
+    page.fill("#key", "the-key")
+    page.press("#key", "Tab")
+    expect(page.locator("#model")).to_have_text(MODEL)
+    page.get_by_role("button", name="Try again").click()
+    expect(visit.turn(0).locator(".facts")).to_be_visible()
+    assert page.evaluate("() => Object.values(sessionStorage)") == ["the-key"]
+    assert "the-key" not in page.evaluate("() => JSON.stringify([localStorage, document.cookie, location.href])")
+    page.reload()
+    expect(page.locator("#model")).to_have_text(MODEL)
+    assert all("401" in line for line in visit.complaints), visit.complaints
+    visit.complaints.clear()
+    visit.check()
+
+
+def test_an_engine_that_dies_in_mid_answer(closed: RunningServer, visitor: Callable[..., Visit]) -> None:
+    """The page says so, shows when it is back, and the question can be asked again."""
+    visit = visitor(closed).open()
+    page = visit.page
+    page.fill("#key", "the-key")
+    page.press("#key", "Tab")
+    expect(page.locator("#model")).to_have_text(MODEL)
+    page.route("**/v1/chat/completions", lengthen)
+    visit.ask("Go on and on.")
+    expect(page.locator("#turns .answer")).not_to_be_empty()
+    closed.kill_engine()
+    expect(visit.turn(0).locator(".problem")).to_contain_text("The engine stopped while it worked on this request.")
+    page.unroute("**/v1/chat/completions")
+    expect(page.locator("#status")).to_have_attribute("data-state", "busy")
+    expect(page.locator("#status")).to_have_text("Ready")
+    page.get_by_role("button", name="Try again").click()
+    expect(visit.turn(0).locator(".facts")).to_be_visible()
+    expect(visit.turn(0).locator(".problem")).to_be_hidden()
+    assert all("401" in line or "503" in line for line in visit.complaints), visit.complaints
+    visit.complaints.clear()
+    visit.check()
