@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from sightline.ops.activations import gelu_tanh, silu_mul
+from sightline.ops.activations import silu_mul
+from sightline.ops.linear import linear_gelu_tanh
 from sightline.ops.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from sightline.spec import Norm
 
@@ -63,5 +64,5 @@ class GeluMLP(nn.Module):
         self.fc2 = nn.Linear(intermediate, size, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc2(gelu_tanh(self.fc1(x)))
+        out: torch.Tensor = self.fc2(linear_gelu_tanh(x, self.fc1.weight, self.fc1.bias))
         return out

@@ -30,14 +30,25 @@ def _segments_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
             "v": qkv[:, 2],
             "segment_starts": make.tensor(starts),
             "segment_lengths": lengths,
+            "scale": head_dim**-0.5,
         }
+    padded = make.normal(40, 3, 2, 80)  # heads of 72 in places of 80
+    padded[..., 72:] = 0
+    q, k, v = padded.unbind(1)
+    two = make.tensor((0, 30, 40))
+    yield {"q": q, "k": k, "v": v, "segment_starts": two, "segment_lengths": (30, 10), "scale": 72**-0.5}
 
 
 @op(examples=_segments_examples, tolerances=_TOLERANCES)
 def segment_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment_starts: torch.Tensor, segment_lengths: tuple[int, ...]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segment_starts: torch.Tensor,
+    segment_lengths: tuple[int, ...],
+    scale: float,
 ) -> torch.Tensor:
-    """Full attention inside each segment, none across. Returns [tokens, heads, head_dim].
+    """softmax(scale * q k) v inside each segment, none across. Returns [tokens, heads, head_dim].
 
     q, k, v [tokens, heads, head_dim], possibly strided views; segment_starts [segments + 1] int32 on the device;
     segment_lengths the same on the host, so that nothing waits for the device.
@@ -46,8 +57,9 @@ def segment_attention(
     start = 0
     for length, same in _runs(segment_lengths):  # equal neighbours go through one batched call
         end = start + length * same
-        part = [x[start:end].unflatten(0, (same, length)).transpose(1, 2) for x in (q, k, v)]
-        out[start:end] = F.scaled_dot_product_attention(*part).transpose(1, 2).flatten(0, 1)
+        queries, keys, values = (x[start:end].unflatten(0, (same, length)).transpose(1, 2) for x in (q, k, v))
+        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+        out[start:end] = attended.transpose(1, 2).flatten(0, 1)
         start = end
     return out
 

@@ -18,3 +18,13 @@ def register_twins() -> None:
     if torch.cuda.is_available() or INTERPRETED:
         for module in _TRITON:
             importlib.import_module(f"sightline.ops.triton.{module}")
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) and _found("flash_attn.cute"):
+        importlib.import_module("sightline.ops.external.flash_attention_4")
+
+
+def _found(module: str) -> bool:
+    """Whether it is installed. A package above it that is missing is an error to find_spec."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

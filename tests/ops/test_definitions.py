@@ -76,7 +76,7 @@ def test_segments_do_not_see_each_other() -> None:
     lengths = (3, 0, 1, 5, 5)
     q, k, v = torch.randn(3, sum(lengths), 2, 8)
     starts = torch.tensor([0, 3, 3, 4, 9, 14])
-    out = segment_attention(q, k, v, starts, lengths)
+    out = segment_attention(q, k, v, starts, lengths, q.shape[-1] ** -0.5)
     for start, length in zip(starts.tolist(), lengths, strict=False):
         part = slice(start, start + length)
         weights = (torch.einsum("qhd,khd->hqk", q[part], k[part]) / 8**0.5).softmax(-1)

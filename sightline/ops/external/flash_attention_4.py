@@ -1,0 +1,38 @@
+"""Attention of the tower through flash-attn-4, whose kernels are compiled when a head size is first seen (some seconds)."""
+
+from typing import Any
+
+import torch
+from flash_attn.cute import flash_attn_varlen_func
+
+from sightline.ops.attention import segment_attention
+
+
+def _takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> bool:
+    size = q.shape[-1]
+    aligned = all(x.stride(-1) == 1 and x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 for x in (q, k, v))
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and size % 16 == 0 and 64 <= size <= 128 and aligned
+
+
+@segment_attention.twin("flash-attn-4", when=_takes)
+def segment_attention_fa4(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segment_starts: torch.Tensor,
+    segment_lengths: tuple[int, ...],
+    scale: float,
+) -> torch.Tensor:
+    longest = max(segment_lengths)
+    found = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=segment_starts,
+        cu_seqlens_k=segment_starts,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+    )
+    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return out
