@@ -1,9 +1,14 @@
 """uvicorn's HTTP protocol with what a server on a network needs besides: limits on headers in time and size, on what follows a
-refusal, and OpenAI's shape for what is not HTTP at all."""
+refusal, OpenAI's shape for what is not HTTP at all, and plain HTTP/1.1 for clients that offer to go on with HTTP/2.
+
+A connection always waits for something that has an end: the headers of a request, its body (read_body has the clock of most),
+an answer (request_timeout_s), or, between requests, uvicorn's keep-alive time.
+"""
 
 import asyncio
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -30,6 +35,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
+        self._declines_upgrade = False  # the request at hand has a body, which the parser would take for another protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,9 +48,30 @@ class _GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._header_bytes is not None:
             self._header_bytes += len(data)
-        super().data_received(data)
-        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("The request is not valid HTTP.")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._declines_upgrade:
+                self._again_without_upgrade(data[upgrade.args[0] :])
+        if self.transport.is_closing():
+            return
+        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(ApiError(431, f"The headers have more than the {MAX_HEADER_BYTES} bytes allowed."))
+        elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            # What came begins no request, say an empty line or the rest of a body that was refused, and has stopped the
+            # keep-alive time.
+            self._arm(self.header_timeout, self.transport.close)
+
+    def _again_without_upgrade(self, rest: bytes) -> None:
+        """The same request to a fresh parser, without the header that made the old one stop before the body."""
+        method, headers = self.parser.get_method(), self.headers
+        lines = [b"%s %s HTTP/1.1" % (method, self.url), *(b"%s: %s" % pair for pair in headers if pair[0] != b"upgrade")]
+        self._declines_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -52,10 +79,15 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
-        self._header_bytes = None
-        super().on_headers_complete()
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+        self._declines_upgrade = self.parser.should_upgrade() and has_body
+        if not self._declines_upgrade:
+            self._header_bytes = None
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._declines_upgrade:
+            return
         self._header_bytes = 0
         self._disarm()
         super().on_message_complete()

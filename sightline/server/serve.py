@@ -33,7 +33,7 @@ from sightline.server.startup_log import StartupLog
 def serve(config: Config) -> int:
     """Serves until a signal, or until the engine cannot be kept running. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers' requests
     silence_warnings()
     return uvloop.run(_Server(config).run())
 

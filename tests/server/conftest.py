@@ -1,4 +1,4 @@
-"""One server for all tests that do not harm it."""
+"""One server for all tests that do not harm it, and one for those that try."""
 
 from collections.abc import Iterator
 
@@ -10,4 +10,15 @@ from server.running import RunningServer, running
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running(tmp_path_factory.mktemp("server"), "--served-model-name", "sightline-embedded", "other-name") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with narrow limits, to be maltreated. It must be as good as new after each test."""
+    flags = (
+        "--header-timeout-s 4 --body-timeout-s 4 --max-request-mb 2 --max-inflight-mb 6 --max-num-seqs 8 "
+        "--max-num-batched-tokens 256 --kv-cache-gb 0.1 --embedding-cache-gb 0.05 --allow-private-media --allowed-media-ports"
+    )
+    with running(tmp_path_factory.mktemp("sturdy"), *flags.split()) as made:
         yield made

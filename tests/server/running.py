@@ -25,7 +25,9 @@ class RunningServer:
         self._out, self._err = folder / "stdout", folder / "stderr"
         own = ["--port", "0", "--admin-api-key", ADMIN, "--device", "cpu"]
         command = [sys.executable, "-m", "sightline.cli.main", "serve", *own, *flags]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.temporary = folder / "tmp"  # nobody else's temporary files are in it
+        self.temporary.mkdir(exist_ok=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, stdin=subprocess.DEVNULL)
         self.key = key
