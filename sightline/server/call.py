@@ -12,6 +12,36 @@ from sightline.server.responses import Metadata, PromptTokensDetails, Usage
 _STAGES = ("fetch", "header", "prompt", "queue", "decode", "preprocess", "encode", "prefill", "per_token")
 
 
+@dataclass(frozen=True)
+class PromptFacts:
+    """What is still wanted of a prompt when it has gone to the engine: its media are not kept here."""
+
+    tokens: int
+    answers: int
+    image_tokens: int
+    video_tokens: int
+    images: int
+    videos: int
+    size: int  # bytes of its media and about as many as the rest takes
+
+    @classmethod
+    def of(cls, prompt: Submission) -> "PromptFacts":
+        request = prompt.request
+        kinds = [item.ref.kind for item in request.items]
+        rows = {"image": 0, "video": 0}
+        for span in request.spans:
+            rows[kinds[span.item]] += span.count
+        return cls(
+            tokens=len(request),
+            answers=prompt.sampling.n,
+            image_tokens=rows["image"],
+            video_tokens=rows["video"],
+            images=kinds.count("image"),
+            videos=kinds.count("video"),
+            size=16 * len(request) + sum(len(item.ref.data) for item in request.items),
+        )
+
+
 @dataclass
 class Call:
     route: str
@@ -19,7 +49,7 @@ class Call:
     arrived: float = field(default_factory=time.perf_counter)
     created: int = field(default_factory=lambda: int(time.time()))
     stream: bool = False
-    prompts: tuple[Submission, ...] = ()
+    prompts: tuple[PromptFacts, ...] = ()
     first_token: float | None = None
     finishes: dict[int, Finish] = field(default_factory=dict)  # by place of the answer
     reasons: dict[int, str] = field(default_factory=dict)  # as told to the client
@@ -38,28 +68,16 @@ class Call:
         if update.finish is not None:
             self.finishes[index] = update.finish
 
-    def _rows(self, kind: str) -> int:
-        """Tokens of the prompts that stand for images or videos."""
-        return sum(
-            span.count
-            for prompt in self.prompts
-            for span in prompt.request.spans
-            if prompt.request.items[span.item].ref.kind == kind
-        )
-
-    def _items(self, kind: str) -> int:
-        return sum(item.ref.kind == kind for prompt in self.prompts for item in prompt.request.items)
-
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(prompt.request) for prompt in self.prompts)
+        return sum(prompt.tokens for prompt in self.prompts)
 
     def _leaders(self) -> list[Finish]:
         """The first answer of each prompt: the others of it found its prompt computed, which is no merit of a cache."""
         places, place = [], 0
         for prompt in self.prompts:
             places.append(place)
-            place += prompt.sampling.n
+            place += prompt.answers
         return [self.finishes[place] for place in places if place in self.finishes]
 
     @property
@@ -73,8 +91,8 @@ class Call:
             total_tokens=self.prompt_tokens + self.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(finish.cached_tokens for finish in self._leaders()),
-                image_tokens=self._rows("image"),
-                video_tokens=self._rows("video"),
+                image_tokens=sum(prompt.image_tokens for prompt in self.prompts),
+                video_tokens=sum(prompt.video_tokens for prompt in self.prompts),
             ),
         )
 
@@ -93,8 +111,8 @@ class Call:
         return Metadata(
             request_id=self.id,
             timings_ms={stage: round(1000 * value, 3) for stage, value in seconds.items()},
-            images=self._items("image"),
-            videos=self._items("video"),
+            images=sum(prompt.images for prompt in self.prompts),
+            videos=sum(prompt.videos for prompt in self.prompts),
             encoded_items=self.encoded_items,
         )
 
@@ -111,10 +129,10 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=sum(finish.cached_tokens for finish in self._leaders()),
             completion_tokens=self.completion_tokens,
-            image_tokens=self._rows("image"),
-            video_tokens=self._rows("video"),
-            images=self._items("image"),
-            videos=self._items("video"),
+            image_tokens=sum(prompt.image_tokens for prompt in self.prompts),
+            video_tokens=sum(prompt.video_tokens for prompt in self.prompts),
+            images=sum(prompt.images for prompt in self.prompts),
+            videos=sum(prompt.videos for prompt in self.prompts),
             encoded_items=self.encoded_items,
             stages=self._stage_seconds(),
         )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from sightline.server.call import Call
+from sightline.server.call import Call, PromptFacts
 from sightline.server.chat_prompt import chat_prompt
 from sightline.server.chat_reply import ChatReply
 from sightline.server.context import ServerContext
@@ -21,7 +21,9 @@ class ChatShape:
     prefix = "chatcmpl"
     decoder = msgspec.json.Decoder(ChatRequest)
 
-    async def prepare(self, context: ServerContext, body: ChatRequest, call: Call, caller: str, off_loop: bool) -> ChatReply:
+    async def prepare(
+        self, context: ServerContext, body: ChatRequest, call: Call, caller: str, off_loop: bool
+    ) -> tuple[tuple[Submission, ...], ChatReply]:
         model = context.check_model(body.model)
         form = form_of(body)
         params = sampling_params(context, body)
@@ -32,7 +34,7 @@ class ChatShape:
         params = replace(params, structured=await checked(context, form, prompt.opens_reasoning))
         sampling = resolve(context, params)
         call.stream = bool(body.stream)
-        call.prompts = (
+        prompts = (
             Submission(
                 request=prompt.request,
                 sampling=sampling,
@@ -43,6 +45,7 @@ class ChatShape:
                 seconds=dict(clock.seconds),
             ),
         )
+        call.prompts = tuple(map(PromptFacts.of, prompts))
 
         def parser() -> AnswerParser:
             return AnswerParser(
@@ -52,7 +55,7 @@ class ChatShape:
                 forced_calls=form.forced_calls,
             )
 
-        return ChatReply(
+        return prompts, ChatReply(
             call,
             model,
             context.files.tokenizer,

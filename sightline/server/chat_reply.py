@@ -81,7 +81,7 @@ class ChatReply:
     ) -> None:
         self._call, self._model, self._tokenizer = call, model, tokenizer
         self._logprobs, self._include_usage, self._timings = logprobs, include_usage, timings
-        count = sum(prompt.sampling.n for prompt in call.prompts)
+        count = sum(prompt.answers for prompt in call.prompts)
         self._answers = [_Answer(new_parser()) for _ in range(count)]
 
     def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:

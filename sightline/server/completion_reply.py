@@ -33,7 +33,7 @@ class CompletionReply:
         """`top_logprobs` is None where no log-probabilities are asked for."""
         self._call, self._model, self._tokenizer = call, model, tokenizer
         self._top, self._include_usage, self._timings = top_logprobs, include_usage, timings
-        self._answers = [_Answer() for prompt in call.prompts for _ in range(prompt.sampling.n)]
+        self._answers = [_Answer() for prompt in call.prompts for _ in range(prompt.answers)]
 
     def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:
         for index, update in batch:

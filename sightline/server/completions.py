@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from sightline.prompt.request import build_request_from_text, request_from_ids
-from sightline.server.call import Call
+from sightline.server.call import Call, PromptFacts
 from sightline.server.completion_reply import CompletionReply
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Submission
@@ -15,7 +15,7 @@ from sightline.server.sampling import end_tokens, resolve, sampling_params
 from sightline.timing import StageClock
 from sightline.types import Request
 
-_MOST_PROMPTS = 1024
+_MOST_ANSWERS = 1024
 
 
 class CompletionShape:
@@ -25,13 +25,17 @@ class CompletionShape:
 
     async def prepare(
         self, context: ServerContext, body: CompletionRequest, call: Call, caller: str, off_loop: bool
-    ) -> CompletionReply:
+    ) -> tuple[tuple[Submission, ...], CompletionReply]:
         model = context.check_model(body.model)
         params = sampling_params(context, body)
         sampling = resolve(context, params)
         prompts = _prompts(body.prompt)
-        if len(prompts) > _MOST_PROMPTS:
-            raise ApiError(400, f"prompt has {len(prompts)} prompts, but at most {_MOST_PROMPTS} are allowed.", param="prompt")
+        if len(prompts) * params.n > _MOST_ANSWERS:
+            raise ApiError(
+                400,
+                f"{len(prompts)} prompts with n = {params.n} ask for more than the {_MOST_ANSWERS} answers allowed.",
+                param="prompt",
+            )
         clock = StageClock()
 
         def build() -> list[Request]:
@@ -40,7 +44,7 @@ class CompletionShape:
 
         requests = await asyncio.get_running_loop().run_in_executor(context.pool, build) if off_loop else build()
         call.stream = bool(body.stream)
-        call.prompts = tuple(
+        submissions = tuple(
             Submission(
                 request=request,
                 sampling=sampling,
@@ -52,7 +56,8 @@ class CompletionShape:
             )
             for request in requests
         )
-        return CompletionReply(
+        call.prompts = tuple(map(PromptFacts.of, submissions))
+        return submissions, CompletionReply(
             call,
             model,
             context.files.tokenizer,

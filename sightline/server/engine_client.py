@@ -55,6 +55,7 @@ log = logging.getLogger("sightline.engine")
 
 RESTART_WINDOW_S = 600.0
 _STOP_PATIENCE_S = 5.0
+_REPLY_S = 60.0  # commands wait for the step in progress, which may take long
 
 
 class EngineState(Enum):
@@ -196,7 +197,9 @@ class EngineClient:
         self._replies[command.number] = reply
         self._send(command)
         try:
-            await reply
+            await asyncio.wait_for(reply, _REPLY_S)
+        except TimeoutError:
+            raise unavailable(f"The engine did not answer within {_REPLY_S:g} s.") from None
         finally:
             self._replies.pop(command.number, None)
 

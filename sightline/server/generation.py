@@ -19,7 +19,7 @@ from sightline.engine.messages import UpdateHead
 from sightline.errors import UserError
 from sightline.server.call import Call
 from sightline.server.context import ServerContext
-from sightline.server.engine_client import Answers
+from sightline.server.engine_client import Answers, Submission
 from sightline.server.errors import ApiError, refused, unavailable
 from sightline.server.inflight import ClientGone, Entry, check_announced, read_body
 from sightline.server.parse import parse
@@ -56,8 +56,10 @@ class Shape(Protocol[B]):
     prefix: str  # of ids
     decoder: msgspec.json.Decoder[B]
 
-    async def prepare(self, context: ServerContext, body: B, call: Call, caller: str, off_loop: bool) -> Reply:
-        """Fills call.prompts and call.stream."""
+    async def prepare(
+        self, context: ServerContext, body: B, call: Call, caller: str, off_loop: bool
+    ) -> tuple[tuple[Submission, ...], Reply]:
+        """The prompts, and how their answers are written. Sets call.prompts and call.stream."""
 
 
 class GenerationRoute(Generic[B]):
@@ -67,10 +69,8 @@ class GenerationRoute(Generic[B]):
         self._context, self._shape = context, shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(
-            self._context, self._shape, Call.begin(self._shape.route, self._shape.prefix), scope, receive, send
-        )
-        await exchange.run()
+        call = Call.begin(self._shape.route, self._shape.prefix)
+        await _Exchange(self._context, self._shape, call, scope, receive, send).run()
 
 
 class _Exchange(Generic[B]):
@@ -80,6 +80,7 @@ class _Exchange(Generic[B]):
         self._context, self._shape, self._call = context, shape, call
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
+        self._body = bytearray()
         self._reply: Reply | None = None
 
     async def run(self) -> None:
@@ -110,12 +111,12 @@ class _Exchange(Generic[B]):
         check_announced(headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
-        body = await read_body(self._receive, entry, server.max_request_mb, server.body_timeout_s)
+        self._body = await read_body(self._receive, entry, server.max_request_mb, server.body_timeout_s)
         self._context.observer.request_received(self._shape.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
             async with asyncio.timeout(server.request_timeout_s):
-                await _unless(gone, self._work(body, caller, entry))
+                await _unless(gone, self._work(caller, entry))
         except TimeoutError:
             raise ApiError(
                 504, f"The request took longer than {server.request_timeout_s:g} s (request_timeout_s).", code="timeout"
@@ -125,23 +126,14 @@ class _Exchange(Generic[B]):
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
 
-    async def _work(self, body: bytearray, caller: str, entry: Entry) -> None:
+    async def _work(self, caller: str, entry: Entry) -> None:
         context, call = self._context, self._call
-        try:
-            parsed = await self._parse(body)
-            reply = self._reply = await self._shape.prepare(context, parsed, call, caller, len(body) > SMALL_BODY)
-        except UserError as error:
-            raise refused(error) from None
-        if context.config.server.log_content:
-            call.content["request"] = loggable(parsed)
-        held = 0
-        for prompt in call.prompts:
-            held += 16 * len(prompt.request) + sum(len(item.ref.data) for item in prompt.request.items)
-            for item in prompt.request.items:
-                context.observer.item_received(item.ref.kind, len(item.ref.data))
-        del body, parsed
-        entry.settle(held)
-        answers = context.engine.submit(call.prompts)
+        prompts, reply = await self._prepare(caller)
+        self._reply = reply
+        self._note_items(prompts)
+        entry.settle(sum(prompt.size for prompt in call.prompts))
+        answers = context.engine.submit(prompts)
+        del prompts  # their media are the engine's now
         try:
             if call.stream:
                 await self._stream(answers, reply)
@@ -152,6 +144,18 @@ class _Exchange(Generic[B]):
                 await self._send_whole(reply.body())
         finally:
             context.engine.release(answers)
+
+    async def _prepare(self, caller: str) -> tuple[tuple[Submission, ...], Reply]:
+        body, self._body = self._body, bytearray()  # no longer than needed: it may be large
+        large = len(body) > SMALL_BODY
+        try:
+            parsed = await self._parse(body)
+            del body
+            if self._context.config.server.log_content:
+                self._call.content["request"] = loggable(parsed)
+            return await self._shape.prepare(self._context, parsed, self._call, caller, large)
+        except UserError as error:
+            raise refused(error) from None
 
     async def _parse(self, body: bytearray) -> B:
         if len(body) <= SMALL_BODY:
@@ -165,6 +169,11 @@ class _Exchange(Generic[B]):
             await self._send_event(reply.events(batch))
         await self._send_event(reply.closing())
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _note_items(self, prompts: Sequence[Submission]) -> None:
+        for prompt in prompts:
+            for item in prompt.request.items:
+                self._context.observer.item_received(item.ref.kind, len(item.ref.data))
 
     def _note(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:
         now = time.perf_counter()
