@@ -82,7 +82,7 @@ class Seen:
 class Stub:
     """Answers the n-th question with the n-th script, and begins again when they are used up; or with what `choose` says."""
 
-    scripts: Sequence[Script]
+    scripts: Sequence[Script] = ()
     choose: Callable[[dict[str, Any]], Script] | None = None  # from the body of the question
     owner: str = "stub"
     tokens_per_word: int | None = None  # None: no /tokenize
@@ -109,7 +109,7 @@ class Stub:
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.seen.append(Seen(path, headers, json.loads(body) if body else {}, time.perf_counter()))
                 await self._answer(method, path, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             writer.close()

@@ -31,7 +31,7 @@ class ProbeConfig:
 
     def __post_init__(self) -> None:
         for name, value in (
-            ("The most images", self.max_images),
+            ("The most images to try", self.max_images),
             ("The input length", self.input_len),
             ("The output length", self.output_len),
             *(("A number of images", count) for count in self.counts),
