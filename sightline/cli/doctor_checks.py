@@ -148,8 +148,10 @@ def attention(report: Report) -> Facts:
 
 def operations(report: Report) -> Facts:
     from sightline.ops.dispatch import OPS
+    from sightline.ops.twins import register_twins
 
-    importlib.import_module("sightline.engine.load")  # what an engine imports registers all ops and their twins
+    importlib.import_module("sightline.engine.load")  # what an engine imports registers all ops
+    register_twins()
     return {name: _shown(_used(name)) for name in sorted(OPS)}
 
 
@@ -158,8 +160,10 @@ def _used(name: str) -> "Counter[str]":
     import torch
 
     from sightline.ops.dispatch import OPS, ExampleMaker
+    from sightline.ops.twins import register_twins
 
     importlib.import_module("sightline.engine.load")
+    register_twins()
     device, dtype = _place()
     op = OPS[name]
     maker = ExampleMaker(device, dtype if dtype in op.tolerances else torch.float32)

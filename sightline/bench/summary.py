@@ -1,0 +1,28 @@
+"""summary.json of a GPU: a flat map from a figure's key to its value and the command, commit and time it came from."""
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def commit() -> str:
+    """The commit of the working tree, or "unknown" where there is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def add_to_summary(path: Path, figures: Mapping[str, float], command: str, device: str) -> None:
+    """Figures that were there under the same keys are replaced, others stay."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    about = {
+        "command": command,
+        "commit": commit(),
+        "device": device,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    known |= {key: {"value": round(value, 4), **about} for key, value in figures.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
