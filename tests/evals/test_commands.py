@@ -67,7 +67,6 @@ def test_published_in_process(
 ) -> None:
     """Two of four references are what the model says to the benchmark's prompt: that is the score. Red if prompts differ."""
     answers = said[task]
-    assert all(text.strip() for text in answers)
     right = [answers[0], WRONG, answers[2], WRONG]
     if task == "chartqa":
         data = write_chartqa(tmp_path / "data", right)
