@@ -173,6 +173,19 @@ class ServerConfig:
     drain_timeout_s: float = setting(30.0, "After SIGTERM, how long requests in progress may still take.")
     worker_threads: int = setting(4, "Threads that parse bodies, digest media and build prompts.")
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}, but must be between 0 and 65535.")
+        if "" in self.api_key or self.admin_api_key == "":
+            raise ConfigError("An API key is empty: whoever sends none would have it.")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
+                raise ConfigError(f"{field.name} is {value}, but must be at least 0.")
+        for name in ("max_request_mb", "max_inflight_mb", "max_inflight_requests", "worker_threads", "max_n"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be above 0.")
+
 
 @dataclass(frozen=True)
 class Config:

@@ -10,8 +10,8 @@ from sightline.server.errors import ApiError
 
 class KeyRing:
     def __init__(self, keys: tuple[str, ...], admin_key: str | None) -> None:
-        self._keys = [_digest(key) for key in keys]
-        self._admin = _digest(admin_key) if admin_key is not None else None
+        self._keys = [_digest(key.encode()) for key in keys]
+        self._admin = _digest(admin_key.encode()) if admin_key is not None else None
 
     def caller(self, headers: Headers) -> str:
         """Whose request it is, as a name that does not give the key away; "" where no keys are asked for."""
@@ -39,13 +39,13 @@ class KeyRing:
             )
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _given(headers: Headers) -> bytes:
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return _digest(key.strip() if scheme.lower() == "bearer" else "")
+    return _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")  # as headers are read
 
 
 def _is_among(given: bytes, known: list[bytes]) -> bool:

@@ -286,7 +286,8 @@ class EngineClient:
             address = f"ipc://{folder}/engine"
             socket.bind(address)
             command = [sys.executable, "-m", "sightline.engine.process", address]
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+            # Standard output is the request log's; whatever a library prints goes to standard error.
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
             self.pid, self._socket = self._process.pid, socket
             self._send(Start(replace(self._config, server=ServerConfig())))  # keys are none of its business
             reader = asyncio.create_task(self._read(socket, refusal))

@@ -1,7 +1,11 @@
 """Runs a server: the application on uvicorn, the engine beside it, signals, and an orderly end."""
 
 import asyncio
+import base64
 import contextlib
+import dataclasses
+import gc
+import ipaddress
 import logging
 import math
 import signal
@@ -17,6 +21,7 @@ import uvloop
 from sightline.config import Config
 from sightline.errors import ConfigError
 from sightline.media.pillow import silence_warnings
+from sightline.media.source import load_image
 from sightline.models.files import read_model_files
 from sightline.server.app import make_app
 from sightline.server.auth import KeyRing
@@ -28,6 +33,10 @@ from sightline.server.media_names import MediaNames
 from sightline.server.metrics import Metrics
 from sightline.server.request_log import RequestLog
 from sightline.server.startup_log import StartupLog
+
+_PIXEL = base64.b64decode(  # a PNG
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
+)
 
 
 def serve(config: Config) -> int:
@@ -84,7 +93,9 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        self._warn_if_open(host)
         self.context.engine.start()
+        loop.run_in_executor(self._pool, _warm_up, self._config)
         try:
             await self._uvicorn.serve([self._socket])
         finally:
@@ -96,6 +107,10 @@ class _Server:
             print(f"sightline: {self._failure}", file=sys.stderr)
             return 1
         return 0
+
+    def _warn_if_open(self, host: str) -> None:
+        if not self._config.server.api_key and not ipaddress.ip_address(host).is_loopback:
+            self._log.say(f"Whoever can reach {host} may ask: the server has no api_key.")
 
     def _failed(self, sentence: str) -> None:
         self._log.end_progress()
@@ -111,6 +126,13 @@ class _Server:
             self._log.say(f"Stopping: {self.context.ledger.requests} requests in progress may end within {limit:g} s.")
         self.context.draining.set()
         self._uvicorn.should_exit = True
+
+
+def _warm_up(config: Config) -> None:
+    """While the engine loads: imports what the first image needs, and takes what stays from the collector's rounds."""
+    load_image(_PIXEL, dataclasses.replace(config.media, min_image_side=1))
+    gc.collect()
+    gc.freeze()
 
 
 class _Uvicorn(uvicorn.Server):

@@ -155,6 +155,7 @@ def test_keys() -> None:
         with pytest.raises(ApiError) as caught:
             ring.caller(header(wrong))
         assert caught.value.status == 401
+    assert KeyRing(("schlüssel",), None).caller(Headers(raw=[(b"authorization", "Bearer schlüssel".encode())]))
     ring.require_admin(header("Bearer admin"))
     with pytest.raises(ApiError):
         ring.require_admin(header("Bearer one"))
