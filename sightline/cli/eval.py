@@ -147,7 +147,8 @@ def run_agree(arguments: argparse.Namespace) -> int:
     overall = agreement.overall
     print(
         f"\n{overall.n - overall.same_answer} of {overall.n} answers differ, {overall.a_better + overall.b_better} are scored "
-        f"differently; two-sided exact sign test (McNemar's for right and wrong): p = {overall.p_value:.3g}."
+        f"differently. B scores {overall.b_score - overall.a_score:+.2%} ± {overall.difference_error:.2%} (standard error) "
+        f"against A; two-sided exact sign test (McNemar's for right and wrong): p = {overall.p_value:.3g}."
     )
     if arguments.json is not None:
         keep(arguments.json, as_json(agreement, a, b))

@@ -76,6 +76,12 @@ def run_and_report(arguments: argparse.Namespace, task: "Task", with_llm: "Calla
             writer = SampleWriter(arguments.samples_out, settings, answerer.about, about_run())
         with _Progress(task.count) as told:
             judged = run_task(task, answerer, sampling, arguments.concurrency, writer, told)
+    except KeyboardInterrupt:
+        if writer is not None:
+            print(
+                f"Interrupted; finished samples are in {writer.path}, and the same command goes on from there.", file=sys.stderr
+            )
+        raise
     except AnswererGone as error:
         kept = f" Finished samples are in {writer.path}; the same command goes on from there." if writer else ""
         raise AnswererGone(f"{error}{kept}") from None

@@ -27,6 +27,7 @@ class GroupAgreement:
     b_better: int
     a_score: float  # means
     b_score: float
+    difference_error: float  # standard error of b_score - a_score, sample by sample
     p_value: float
 
     @property
@@ -72,6 +73,9 @@ def compare(a: SampleFile, b: SampleFile) -> Agreement:
 def _agreement(group: str, pairs: Sequence[Pair]) -> GroupAgreement:
     a_better = sum(one["score"] > other["score"] for one, other in pairs)
     b_better = sum(one["score"] < other["score"] for one, other in pairs)
+    gains = [other["score"] - one["score"] for one, other in pairs]
+    mean = math.fsum(gains) / len(pairs)
+    variance = math.fsum((gain - mean) ** 2 for gain in gains) / len(pairs)
     return GroupAgreement(
         group=group,
         n=len(pairs),
@@ -81,6 +85,7 @@ def _agreement(group: str, pairs: Sequence[Pair]) -> GroupAgreement:
         b_better=b_better,
         a_score=math.fsum(one["score"] for one, _ in pairs) / len(pairs),
         b_score=math.fsum(other["score"] for _, other in pairs) / len(pairs),
+        difference_error=math.sqrt(variance / len(pairs)),
         p_value=sign_test(a_better, b_better),
     )
 

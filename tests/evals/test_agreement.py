@@ -70,6 +70,7 @@ def test_partial_scores_are_compared_as_they_are(tmp_path: Path) -> None:
     overall = compare(read_sample_file(one), read_sample_file(other)).overall
     assert (overall.same_answer, overall.same_score, overall.b_better) == (0, 1, 1)
     assert overall.b_score - overall.a_score == pytest.approx(0.0625)
+    assert overall.difference_error == pytest.approx(0.0625 / 2**0.5)  # gains of 0.125 and 0
 
 
 def test_samples_that_one_run_lacks_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +117,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: li
     if options[1:2] == ["1.1"]:
         assert err == "sightline: --fail-below is 1.1, but must be between 0 and 1.\n"
         return
-    assert "4 of 6 answers differ, 3 are scored differently" in out and "p = 1." in out
+    assert "4 of 6 answers differ, 3 are scored differently. B scores -16.67% ± 28.05%" in out and "p = 1." in out
     assert ("less than --fail-below" in out) == bool(code)
     figures = json.loads(kept.read_text())
     assert figures["task"] == "quiz" and figures["a"]["model"] == "a" and figures["overall"]["same_answer"] == 2

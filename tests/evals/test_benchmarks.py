@@ -219,6 +219,10 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     refuses("is not a list of JSON objects", "chartqa", write_json(tmp_path / "number.json", 1))
     lost = [{"type": "human_test", "question": "?", "answer": "1", "image": "lost.png"}]
     refuses("names an image 'lost.png'", "chartqa", write_json(tmp_path / "lost.jsonl", lost))
+    (tmp_path / "outside.png").write_bytes(png(1))
+    for path in (str(tmp_path / "outside.png"), "../outside.png"):
+        away = [{**lost[0], "image": path}]
+        refuses("outside its own folder", "chartqa", write_json(tmp_path / "inner" / "test.jsonl", away))
     other = write_parquet(tmp_path / "other.parquet", [{"text": "x", "image": image(1)}], {"text": pa.string(), "image": IMAGE})
     refuses("has no 'question' or 'query'", "chartqa", other)
     number = [{"type": "human_test", "question": 7, "answer": "1", "image": "lost.png"}]

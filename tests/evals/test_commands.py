@@ -206,12 +206,14 @@ def test_an_interrupted_run_ends_at_once(tmp_path: Path) -> None:
     data = write_chartqa(tmp_path / "data", ["1", "2"])
     free = threading.Event()
     with stub(lambda body: (free.wait(120) and completion("1")) or completion("2")) as server:
-        run = start("chartqa", "--data", data, "--base-url", server.url, "--timeout", "100")
+        kept = ("--samples-out", tmp_path / "samples.jsonl")
+        run = start("chartqa", "--data", data, "--base-url", server.url, "--timeout", "100", *kept)
         wait_for(lambda: len(server.bodies) == 2 or None, "both questions")
         begun = time.monotonic()
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=60)
+        _, err = run.communicate(timeout=60)
         assert run.returncode == 130 and time.monotonic() - begun < 60
+        assert err.startswith("Interrupted; finished samples are in") and err.count("\n") == 1
         free.set()
 
 
@@ -288,3 +290,11 @@ class Thinking:
 )
 def test_reasoning_is_no_part_of_an_answer(opens: bool, text: str, content: str) -> None:
     assert InProcess(Thinking(opens, text)).ask([], {}).text == content
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen2.5-vl", "glm-4.1v"])
+def test_templates_of_every_family_can_be_asked(family: str, tiny_checkpoints: dict[str, Path]) -> None:
+    """Whether a template opens reasoning is found out from a message of text alone."""
+    llm = Thinking(False, "(B)")
+    llm.template = ChatTemplate.from_folder(tiny_checkpoints[family])
+    assert InProcess(llm).ask([], {}).text == "(B)"

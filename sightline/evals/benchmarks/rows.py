@@ -53,6 +53,8 @@ class Row:
             return pybase64.b64decode(value.split(",", 1)[1])
         if not isinstance(value, str) or not value:
             raise ConfigError(f"Row {self.number} of {self.file} has neither bytes nor a path in {names[0]!r}.")
+        if Path(value).is_absolute() or ".." in Path(value).parts:  # a dataset does not choose among the files of the machine
+            raise ConfigError(f"Row {self.number} of {self.file} names an image {value!r} outside its own folder.")
         for folder in (self.file.parent, *sorted(entry for entry in self.file.parent.iterdir() if entry.is_dir())):
             if (folder / value).is_file():
                 return (folder / value).read_bytes()
