@@ -153,7 +153,7 @@ def test_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in names:
         assert str(tmp_path / "plots" / f"{name}.png") in out
         with Image.open(tmp_path / "plots" / f"{name}.png") as image:
-            assert image.size == (1024, 640)
+            assert image.size == (1024, 704)
             assert len(image.convert("RGB").getcolors(1 << 20) or []) > 10
         root = ElementTree.parse(tmp_path / "plots" / f"{name}.svg").getroot()
         texts = {"".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("}text")}

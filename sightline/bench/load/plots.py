@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # by Okabe and Ito
 _MARKS = "osD^vP*"
 _LINES = ("-", "--", ":", "-.")
-_SIZE_INCHES = (6.4, 4.0)
+_SIZE_INCHES = (6.4, 4.4)
 _DOTS_PER_INCH = 160
 _STYLE: Any = {
     "font.size": 10,
@@ -53,7 +53,7 @@ def draw_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
             axes = figure.subplots()
             draw(axes, chosen)
             axes.grid(alpha=0.3, linewidth=0.6)
-            axes.legend(fontsize=9, frameon=False)
+            figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)  # never over a line
             for ending in ("png", "svg"):
                 files.append(folder / f"{name}.{ending}")
                 figure.savefig(files[-1], metadata={"Date": None} if ending == "svg" else None)
@@ -87,8 +87,8 @@ def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, place: str
             line, mark = _LINES[which % len(_LINES)], _MARKS[which % len(_MARKS)]
             name = f"{run.label}, {resolution}" if len(runs) > 1 else resolution
             _line(axes, good, line, colour, mark, name)
-            axes.plot(failed, [0] * len(failed), "x", color=colour, markersize=7, clip_on=False)
             for x in failed:
+                axes.plot(x, 0, "x", color=colour, markersize=7, clip_on=False)
                 axes.annotate(resolution, (x, 0), (0, 6), textcoords="offset points", ha="center", fontsize=7, color=colour)
     axes.set_ylabel(f"time to first token ({unit})")
     axes.set_ylim(bottom=0)
