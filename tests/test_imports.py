@@ -32,7 +32,7 @@ ALLOWED = {
     "run": {"grammar", "vision", "models", "ops", "schedule", "cache"},
     "engine": {"run", "grammar", "vision", "models", "prompt", "schedule", "cache", "stream"},
     "llm": {"engine", "run", "grammar", "models", "prompt", "media"},
-    "bench": {"evals", "server", "llm", "engine", "run", "vision", "models", "schedule", "cache", "prompt", "media"},
+    "bench": {"evals", "server", "llm", "engine", "run", "vision", "models", "ops", "schedule", "cache", "prompt", "media"},
     "evals": {"llm", "engine", "run", "models", "prompt", "media", "stream", "data"},
     "server": {"engine", "run", "models", "prompt", "media", "stream", "grammar"},
     "cli": {"server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
