@@ -19,7 +19,7 @@ from sightline.run.sampling_params import resolve_sampling
 from sightline.types import Completion, Request, SamplingParams
 
 # Small images keep prompts short: a 64 x 96 picture is 6 rows for Qwen3-VL and a few more for the others.
-SMALL_IMAGES = MediaConfig(min_pixels=1024)
+SMALL_IMAGES = MediaConfig(min_pixels=1024, limit_mm_per_prompt='{"image": 1000}')
 
 
 @lru_cache(maxsize=4)
