@@ -6,7 +6,7 @@ per request   items of each kind, bytes, frames that the model sees     RequestB
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from sightline.config import MediaConfig, read_media_counts
@@ -67,11 +67,18 @@ class RequestBudget:
 class ByteAllowance:
     """Counts the bytes of one item as they arrive, against its own limit and against what the request has left."""
 
-    def __init__(self, kind: Kind, name: str, limits: MediaConfig, budget: RequestBudget | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        limits: MediaConfig,
+        budget: RequestBudget | None = None,
+        on_take: Callable[[int], None] | None = None,
+    ) -> None:
         self.subject = f"{kind.capitalize()} {name}"
         self._megabytes = limits.max_image_mb if kind == "image" else limits.max_video_mb
         self._most = f"more than the {self._megabytes} MB allowed (max_{kind}_mb)"
-        self._budget = budget
+        self._budget, self._on_take = budget, on_take
         self._taken = 0
 
     @property
@@ -93,6 +100,8 @@ class ByteAllowance:
             raise MediaError(f"{self.subject} has {self._most}.")
         if self._budget is not None:
             self._budget.take_bytes(count)
+        if self._on_take is not None:
+            self._on_take(count)
 
 
 def check_size(subject: str, width: int, height: int, limits: MediaConfig) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import re
 import struct
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -58,18 +59,20 @@ async def load_ref_async(
     resolver: Resolver | None = None,
     budget: RequestBudget | None = None,
     executor: Executor | None = None,
+    on_fetched: Callable[[int], None] | None = None,
 ) -> MediaRef:
     """As load_image and load_video, for an event loop: it waits for the network on the loop and does all else in a thread.
 
-    `resolver` looks up host names; `executor` has the threads, by default the loop's. Clocks are not shared between threads:
-    give each item of a request its own.
+    `resolver` looks up host names; `executor` has the threads, by default the loop's. `on_fetched` is told, on the loop, how
+    many bytes come in over http(s) as they do; what it raises ends the fetch. Clocks are not shared between threads: give each
+    item of a request its own.
     """
     clock = clock or StageClock()
     loop = asyncio.get_running_loop()
     if not (isinstance(source, str) and _scheme(source) in ("http", "https")):
         return await loop.run_in_executor(executor, _load, kind, source, limits, clock, budget)
     name = display_name(source)
-    allowance = ByteAllowance(kind, name, limits, budget)
+    allowance = ByteAllowance(kind, name, limits, budget, on_fetched)
     with clock.stage("fetch"):
         data = await fetch_async(source, limits, allowance, resolver)
     return await loop.run_in_executor(executor, _reference, kind, data, name, limits, clock)

@@ -111,10 +111,19 @@ def assemble(
 ) -> Request:
     """The request for a prompt whose media are loaded. No input or output: fit for any thread."""
     limit = spec.text.max_position if max_len is None else max_len
-    if (least := tokenizer.least_tokens(len(prompt))) > limit:  # so long that it need not be encoded to know
-        raise PromptTooLongError(f"The prompt has {least} tokens or more, more than the limit of {limit}.")
+    refuse_far_too_long(prompt, tokenizer, limit)
     token_ids, spans = expand(prompt, items, spec.tokens, processor.video.style, tokenizer)
     return _complete(token_ids, items, spans, spec, processor, max_len)
+
+
+def refuse_far_too_long(prompt: str, tokenizer: Tokenizer, limit: int) -> None:
+    """Encoding takes a hundred times the memory of the text: what is far beyond the limit is refused without it."""
+    if (least := tokenizer.least_tokens(len(prompt))) > limit:
+        raise PromptTooLongError(f"The prompt has {least} tokens or more, more than the limit of {limit}.")
+    beginning = prompt[: 16 * limit]  # three or four times the limit in most languages; of long runs of blanks it may be less
+    if len(beginning) < len(prompt) and (count := len(tokenizer.encode(beginning))) > 2 * limit:
+        whole = count * len(prompt) // len(beginning)
+        raise PromptTooLongError(f"The prompt has about {whole} tokens, more than the limit of {limit}.")
 
 
 def request_from_ids(

@@ -10,6 +10,7 @@ import tokenizers
 from sightline.errors import CheckpointError, PromptError
 from sightline.json_files import read_json
 
+_LONG = 10_000  # characters or ids; work on more than this is left to calls that let other threads run meanwhile
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -55,6 +56,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         try:
+            if len(text) > _LONG:
+                return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         except (TypeError, UnicodeEncodeError) as error:  # half of a surrogate pair, which JSON can smuggle into a str
             bad = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
@@ -63,6 +66,8 @@ class Tokenizer:
             raise PromptError(f"The text has a lone surrogate {text[bad]!a} at character {bad}.") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if len(ids) > _LONG:
+            return str(self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def id_of(self, token: str) -> int:

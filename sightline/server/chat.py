@@ -10,6 +10,7 @@ from sightline.server.chat_reply import ChatReply
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Submission
 from sightline.server.form import checked, form_of
+from sightline.server.inflight import Entry
 from sightline.server.protocol import ChatRequest
 from sightline.server.sampling import end_tokens, resolve, sampling_params
 from sightline.stream.answer_parts import AnswerParser
@@ -22,15 +23,14 @@ class ChatShape:
     decoder = msgspec.json.Decoder(ChatRequest)
 
     async def prepare(
-        self, context: ServerContext, body: ChatRequest, call: Call, caller: str, off_loop: bool
+        self, context: ServerContext, body: ChatRequest, call: Call, caller: str, entry: Entry, off_loop: bool
     ) -> tuple[tuple[Submission, ...], ChatReply]:
         model = context.check_model(body.model)
         form = form_of(body)
         params = sampling_params(context, body)
         clock = StageClock()
-        prompt = await chat_prompt(
-            context, body.messages, form.tools, body.chat_template_kwargs, body.mm_processor_kwargs, caller, clock, off_loop
-        )
+        fields = (body.messages, form.tools, body.chat_template_kwargs, body.mm_processor_kwargs)
+        prompt = await chat_prompt(context, *fields, caller, clock, entry, off_loop)
         params = replace(params, structured=await checked(context, form, prompt.opens_reasoning))
         sampling = resolve(context, params)
         call.stream = bool(body.stream)

@@ -14,6 +14,7 @@ from sightline.prompt.messages import normalise_messages, refuse_placeholders
 from sightline.prompt.request import assemble, make_item
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
+from sightline.server.inflight import Entry
 from sightline.server.protocol import (
     AssistantMessage,
     ImagePart,
@@ -56,19 +57,25 @@ async def chat_prompt(
     options: ProcessorOptions | None,
     caller: str,
     clock: StageClock,
+    entry: Entry,
     off_loop: bool,
 ) -> ChatPrompt:
-    """`off_loop` says that the body is large enough for its work to be done in a thread. `clock` is told of each stage."""
-    for_template, wanted = template_messages(messages, options)
+    """`off_loop` says that the body is large enough for its work to be done in a thread. `clock` is told of each stage,
+    `entry` of bytes that are fetched."""
+    loop = asyncio.get_running_loop()
+    if off_loop:
+        for_template, wanted = await loop.run_in_executor(context.pool, template_messages, messages, options)
+    else:
+        for_template, wanted = template_messages(messages, options)
     budget = RequestBudget(context.config.media)
     budget.take_items(medium.kind for medium in wanted)
-    refs = await _load_all(context, wanted, caller, clock, budget)
+    refs = await _load_all(context, wanted, caller, clock, budget, entry)
 
     def build() -> ChatPrompt:
         return _build(context, for_template, wanted, refs, tools, template_kwargs, clock, budget)
 
     if off_loop or wanted:
-        prompt = await asyncio.get_running_loop().run_in_executor(context.pool, build)
+        prompt = await loop.run_in_executor(context.pool, build)
     else:
         prompt = build()
     for medium, ref in zip(wanted, refs, strict=True):
@@ -148,7 +155,12 @@ def _part(part: Part, where: str, options: ProcessorOptions | None, wanted: list
 
 
 async def _load_all(
-    context: ServerContext, wanted: Sequence[MediaWanted], caller: str, clock: StageClock, budget: RequestBudget
+    context: ServerContext,
+    wanted: Sequence[MediaWanted],
+    caller: str,
+    clock: StageClock,
+    budget: RequestBudget,
+    entry: Entry,
 ) -> list[MediaRef]:
     """Bytes, digest and header of each medium, side by side. The first that cannot be had ends the loading of the others."""
     clocks = [StageClock() for _ in wanted]  # each is used in a thread
@@ -157,7 +169,15 @@ async def _load_all(
         if medium.url is None:
             assert medium.uuid is not None
             return context.names.recall(caller, medium.kind, medium.uuid)
-        return await load_ref_async(medium.kind, medium.url, context.config.media, own, budget=budget, executor=context.pool)
+        return await load_ref_async(
+            medium.kind,
+            medium.url,
+            context.config.media,
+            own,
+            budget=budget,
+            executor=context.pool,
+            on_fetched=entry.grow,
+        )
 
     tasks = [asyncio.ensure_future(one(medium, own)) for medium, own in zip(wanted, clocks, strict=True)]
     try:

@@ -10,6 +10,7 @@ from sightline.server.completion_reply import CompletionReply
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Submission
 from sightline.server.errors import ApiError
+from sightline.server.inflight import Entry
 from sightline.server.protocol import CompletionRequest
 from sightline.server.sampling import end_tokens, resolve, sampling_params
 from sightline.timing import StageClock
@@ -24,7 +25,7 @@ class CompletionShape:
     decoder = msgspec.json.Decoder(CompletionRequest)
 
     async def prepare(
-        self, context: ServerContext, body: CompletionRequest, call: Call, caller: str, off_loop: bool
+        self, context: ServerContext, body: CompletionRequest, call: Call, caller: str, entry: Entry, off_loop: bool
     ) -> tuple[tuple[Submission, ...], CompletionReply]:
         model = context.check_model(body.model)
         params = sampling_params(context, body)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from sightline.engine.messages import Failure
 from sightline.errors import MissingMediaError, PromptTooLongError, UserError
 
+_LONGEST = 2000  # characters of a message: what strangers write is not repeated at any length
 _TYPES = {  # by status; other 4xx are invalid requests, other 5xx server errors
     401: "authentication_error",
     403: "permission_error",
@@ -33,7 +34,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, shortened(message), code
+        self.param = shortened(param) if param is not None else None
         self.headers = dict(headers or {})
 
     @property
@@ -45,6 +47,11 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+
+
+def shortened(text: str) -> str:
+    """Without the middle of a very long text."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def refused(error: UserError) -> ApiError:

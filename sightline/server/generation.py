@@ -30,6 +30,7 @@ B = TypeVar("B")
 log = logging.getLogger("sightline.server")
 
 SMALL_BODY = 4096  # bytes; work on more than this is done in a thread
+SMALL_ANSWER = 512  # tokens; with log-probabilities, writing more than this takes more than a few milliseconds
 CLIENT_GONE = 499
 _SAY_S = 5.0
 _EVENT_HEADERS = [
@@ -57,7 +58,7 @@ class Shape(Protocol[B]):
     decoder: msgspec.json.Decoder[B]
 
     async def prepare(
-        self, context: ServerContext, body: B, call: Call, caller: str, off_loop: bool
+        self, context: ServerContext, body: B, call: Call, caller: str, entry: Entry, off_loop: bool
     ) -> tuple[tuple[Submission, ...], Reply]:
         """The prompts, and how their answers are written. Sets call.prompts and call.stream."""
 
@@ -128,7 +129,7 @@ class _Exchange(Generic[B]):
 
     async def _work(self, caller: str, entry: Entry) -> None:
         context, call = self._context, self._call
-        prompts, reply = await self._prepare(caller)
+        prompts, reply = await self._prepare(caller, entry)
         self._reply = reply
         self._note_items(prompts)
         entry.settle(sum(prompt.size for prompt in call.prompts))
@@ -141,11 +142,11 @@ class _Exchange(Generic[B]):
                 async for batch in answers.batches():
                     self._note(batch)
                     reply.take(batch)
-                await self._send_whole(reply.body())
+                await self._send_whole(await self._written(reply))
         finally:
             context.engine.release(answers)
 
-    async def _prepare(self, caller: str) -> tuple[tuple[Submission, ...], Reply]:
+    async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], Reply]:
         body, self._body = self._body, bytearray()  # no longer than needed: it may be large
         large = len(body) > SMALL_BODY
         try:
@@ -153,7 +154,7 @@ class _Exchange(Generic[B]):
             del body
             if self._context.config.server.log_content:
                 self._call.content["request"] = loggable(parsed)
-            return await self._shape.prepare(self._context, parsed, self._call, caller, large)
+            return await self._shape.prepare(self._context, parsed, self._call, caller, entry, large)
         except UserError as error:
             raise refused(error) from None
 
@@ -161,6 +162,11 @@ class _Exchange(Generic[B]):
         if len(body) <= SMALL_BODY:
             return parse(body, self._shape.decoder)
         return await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, body, self._shape.decoder)
+
+    async def _written(self, reply: Reply) -> bytes:
+        if self._call.completion_tokens <= SMALL_ANSWER:
+            return reply.body()
+        return await asyncio.get_running_loop().run_in_executor(self._context.pool, reply.body)
 
     async def _stream(self, answers: Answers, reply: Reply) -> None:
         """The head goes out with the first token: what fails before it is an ordinary error with a status of its own."""

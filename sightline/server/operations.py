@@ -1,7 +1,8 @@
 """The small endpoints: what is served, whether it is well, tokens, caches."""
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -11,11 +12,12 @@ from starlette.routing import Route
 
 from sightline import __version__
 from sightline.errors import UserError
+from sightline.prompt.request import refuse_far_too_long
 from sightline.server.chat_prompt import chat_prompt
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError, refused
 from sightline.server.form import plain_tools
-from sightline.server.inflight import check_announced, read_body
+from sightline.server.inflight import Entry, check_announced, read_body
 from sightline.server.parse import parse
 from sightline.server.protocol import DetokenizeRequest, TokenizeRequest
 from sightline.server.responses import DetokenizeResponse, Model, ModelList, Readiness, TokenizeResponse, Version
@@ -28,6 +30,7 @@ def json_response(body: msgspec.Struct, status: int = 200) -> Response:
 
 
 B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
+R = TypeVar("R")
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
@@ -68,41 +71,52 @@ class Operations:
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt, or of messages as the chat template writes them; media count with all their tokens."""
-        body, caller = await self._body(request, _tokenize)
-        text, messages = body.prompt, body.messages
-        if (text is None) == (messages is None):
-            raise ApiError(400, "The body must have either 'prompt' or 'messages'.")
+        with self._context.ledger.open() as entry:
+            body, caller = await self._body(request, _tokenize, entry)
+            try:
+                tokens = await self._tokens(body, caller, entry)
+            except UserError as error:
+                raise refused(error) from None
+            return await self._off_loop(self._tokenized, tokens, bool(body.return_token_strs))
+
+    async def _tokens(self, body: TokenizeRequest, caller: str, entry: Entry) -> list[int]:
+        if body.messages is not None and body.prompt is None:
+            fields = (body.messages, plain_tools(body.tools), body.chat_template_kwargs, body.mm_processor_kwargs)
+            prompt = await chat_prompt(self._context, *fields, caller, StageClock(), entry, off_loop=True)
+            ids: list[int] = prompt.request.token_ids.tolist()
+            return ids
+        if body.prompt is not None and body.messages is None:
+            return await self._off_loop(self._encode, body.prompt)
+        raise ApiError(400, "The body must have either 'prompt' or 'messages'.")
+
+    def _encode(self, text: str) -> list[int]:
         files = self._context.files
-        try:
-            if messages is not None:
-                arguments = (messages, plain_tools(body.tools), body.chat_template_kwargs, body.mm_processor_kwargs, caller)
-                prompt = await chat_prompt(self._context, *arguments, StageClock(), off_loop=True)
-                tokens: list[int] = prompt.request.token_ids.tolist()
-            else:
-                assert text is not None
-                loop = asyncio.get_running_loop()
-                tokens = await loop.run_in_executor(self._context.pool, files.tokenizer.encode, text)
-        except UserError as error:
-            raise refused(error) from None
-        strings = [token_text(files.tokenizer, token) for token in tokens] if body.return_token_strs else UNSET
+        refuse_far_too_long(text, files.tokenizer, files.max_model_len)
+        return files.tokenizer.encode(text)
+
+    def _tokenized(self, tokens: list[int], with_strings: bool) -> Response:
+        files = self._context.files
+        strings = [token_text(files.tokenizer, token) for token in tokens] if with_strings else UNSET
         return json_response(
             TokenizeResponse(count=len(tokens), max_model_len=files.max_model_len, tokens=tokens, token_strs=strings)
         )
 
     async def detokenize(self, request: Request) -> Response:
-        body, _ = await self._body(request, _detokenize)
-        decode = self._context.files.tokenizer.decode
-        text = await asyncio.get_running_loop().run_in_executor(self._context.pool, decode, body.tokens, False)
-        return json_response(DetokenizeResponse(prompt=text))
+        with self._context.ledger.open() as entry:
+            body, _ = await self._body(request, _detokenize, entry)
+            text = await self._off_loop(self._context.files.tokenizer.decode, body.tokens, False)
+            return json_response(DetokenizeResponse(prompt=text))
 
-    async def _body(self, request: Request, decoder: msgspec.json.Decoder[B]) -> tuple[B, str]:
+    async def _off_loop(self, function: Callable[..., R], *arguments: Any) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._context.pool, function, *arguments)
+
+    async def _body(self, request: Request, decoder: msgspec.json.Decoder[B], entry: Entry) -> tuple[B, str]:
         """A body within limits from a caller with a key, its model checked."""
         server = self._context.config.server
         check_announced(request.headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(request.headers)
-        with self._context.ledger.open() as entry:
-            data = await read_body(request.receive, entry, server.max_request_mb, server.body_timeout_s)
-            body = await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, data, decoder)
+        data = await read_body(request.receive, entry, server.max_request_mb, server.body_timeout_s)
+        body = await self._off_loop(parse, data, decoder)
         self._context.check_model(body.model)
         return body, caller
 

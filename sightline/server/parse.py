@@ -5,13 +5,16 @@ from typing import TypeVar
 
 import msgspec
 
-from sightline.server.errors import ApiError
+from sightline.server.errors import ApiError, shortened
 
 T = TypeVar("T")
+MAX_VALUES = 1_000_000  # in one body: each takes fifty bytes or more in memory, however short it is written
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
 def parse(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ApiError(400, f"The body has more than the {MAX_VALUES:,} values allowed.", code="too_many_values")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -21,7 +24,7 @@ def parse(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def _sentence(text: str) -> ApiError:
-    found = _AT.match(text)
+    found = _AT.match(shortened(text))
     assert found is not None
     what, path = found["what"], found["path"] or ""
     if field := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):

@@ -174,11 +174,11 @@ class _Generation(_Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=4096)] | None = None
     seed: int | None = None
     n: Positive | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
@@ -200,7 +200,7 @@ class ChatRequest(_Generation, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NonNegative | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
@@ -229,7 +229,7 @@ class TokenizeRequest(_Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     return_token_strs: bool | None = None

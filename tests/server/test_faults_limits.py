@@ -1,0 +1,149 @@
+"""More than the server has room for, and bodies made to cost much: refused early, with a time to come back where it helps."""
+
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from server.media import data_url, png, text_part
+from server.running import RunningServer, wait_for
+from server.slow_web import slow_web
+from server.watch import Watch
+from server.wire import CHAT, Answer, connection, exchange, head, is_closed, read_answer, request
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
+CAP, IN_FLIGHT = 2_000_000, 6_000_000  # of the server
+
+
+def padded(size: int) -> dict[str, Any]:
+    return {**HELLO, "user": "x" * size}
+
+
+def with_patience(send: Callable[[], Answer]) -> Answer:
+    """As a good client does: comes back when it was told to."""
+    while (answer := send()).status == 429:
+        assert answer.error()["type"] == "rate_limit_error"
+        time.sleep(int(answer.headers["retry-after"]))
+    return answer
+
+
+def test_beyond_the_bytes_in_flight_clients_come_back(sturdy: RunningServer) -> None:
+    """Three and a half large bodies fill the room. Others get 429 until these are through; then all are answered."""
+    large, small = request(padded(1_600_000)), request(padded(900_000))
+    with Watch(sturdy), contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(connection(sturdy)) for _ in range(4)]
+        for client, data in zip(holders, [large, large, large, small], strict=True):
+            client.sendall(data[:-1])
+        wait_for(lambda: sturdy.stats()["inflight_bytes"] > 5_600_000 or None, "the bodies to arrive")
+        assert [exchange(sturdy, small).status for _ in range(4)] == [429] * 4
+        assert exchange(sturdy, request(HELLO)).status == 200  # there is room for small ones
+        with ThreadPoolExecutor(8) as pool:
+            others = [pool.submit(with_patience, lambda: exchange(sturdy, large)) for _ in range(8)]
+            for client in holders:
+                client.sendall(b"}")
+            assert [read_answer(client).status for client in holders] == [200] * 4
+            assert [other.result(120).status for other in others] == [200] * 8
+
+
+def test_what_is_fetched_counts_as_bytes_in_flight(sturdy: RunningServer) -> None:
+    """While it comes in. Red when a small body may make the server hold any number of large images."""
+    image = png(1) + bytes(4_000_000)  # what follows a PNG's end is not looked at
+    with slow_web(image, first=3_800_000) as web, Watch(sturdy), contextlib.ExitStack() as stack:
+        part = {"type": "image_url", "image_url": {"url": web.url()}}
+        ask = request({**HELLO, "messages": [{"role": "user", "content": [part, text_part("What?")]}]})
+        first = stack.enter_context(connection(sturdy))
+        first.sendall(ask)
+        wait_for(lambda: web.waiting or None, "the image to come in")
+        wait_for(lambda: sturdy.stats()["inflight_bytes"] > 3_700_000 or None, "its bytes to be counted")
+        refused = exchange(sturdy, ask)
+        assert refused.status == 429 and refused.error()["code"] == "server_busy"
+        wait_for(lambda: web.hung_up == 1 or None, "the other fetch to end")
+        web.go_on.set()
+        assert read_answer(first).status == 200
+        assert with_patience(lambda: exchange(sturdy, ask)).status == 200
+
+
+def sent_until_answered(client: socket.socket, most: int) -> int:
+    """Sends chunks until something comes back; how many bytes went out."""
+    chunk, sent = b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0
+    while sent < most and not select.select([client], [], [], 0)[0]:
+        try:
+            client.sendall(chunk)
+        except ConnectionError:
+            break
+        sent += len(chunk)
+    return sent
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_a_body_beyond_the_cap_is_refused_while_it_comes_in(sturdy: RunningServer, path: str) -> None:
+    """No header tells its length. Red when the server reads on: the rest of the 200 MB is never sent."""
+    with Watch(sturdy), connection(sturdy) as client:
+        client.sendall(head("Transfer-Encoding: chunked", path=path))
+        assert sent_until_answered(client, 200_000_000) < 40_000_000  # the cap, and what the system buffers
+        answer = read_answer(client)
+        assert (answer.status, answer.error()["code"]) == (413, "request_too_large")
+        sturdy.until_idle()
+
+
+@pytest.mark.slow
+def test_who_goes_on_sending_what_was_refused_is_cut_off(sturdy: RunningServer) -> None:
+    with Watch(sturdy), connection(sturdy) as client:
+        client.sendall(head("Transfer-Encoding: chunked"))
+        sent_until_answered(client, 200_000_000)
+        with contextlib.suppress(ConnectionError):
+            while True:  # without a look at the answer
+                client.sendall(b"1000\r\n" + b" " * 0x1000 + b"\r\n")
+                time.sleep(0.01)
+        assert is_closed(client)
+
+
+def chat(**fields: Any) -> tuple[str, bytes]:
+    return CHAT, json.dumps({**HELLO, **fields}).encode()
+
+
+COSTLY = {  # a few hundred kB or MB that would cost seconds or gigabytes if they were taken as they come
+    "a text to tokenise": ("/tokenize", json.dumps({"prompt": "word " * 380_000, "return_token_strs": True}).encode()),
+    "a prompt of 1.9 MB": chat(messages=[{"role": "user", "content": "word " * 380_000}]),
+    "a prompt without blanks": chat(messages=[{"role": "user", "content": "a" * 1_900_000}]),
+    "many messages": chat(messages=[{"role": "user", "content": "a"}] * 50_000),
+    "many images": chat(
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}] * 30_000}]
+    ),
+    "many tools": chat(tools=[{"type": "function", "function": {"name": f"f{n}"}} for n in range(30_000)]),
+    "many biases": chat(logit_bias={str(n): 1 for n in range(150_000)}),
+    "many tokens that stop": chat(stop_token_ids=[5] * 400_000),
+    "many values": (CHAT, b'{"metadata":[' + b"[]," * 600_000 + b"0]}"),
+    "deep": (CHAT, b'{"metadata":' + b"[" * 900_000 + b"]" * 900_000 + b"}"),
+    "a long name of a model": chat(model="x" * 1_900_000),
+    "a long name of a field": chat(**{"x" * 1_900_000: 1}),
+    "a long expression": chat(response_format={"type": "regex", "regex": "(a|b)" * 300_000}),
+    "an image that is none": chat(
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(bytes(1_400_000))}}]}]
+    ),
+}
+
+
+def test_costly_bodies_are_cheap_to_refuse(sturdy: RunningServer) -> None:
+    """Each is refused with a short sentence, and /health answers all the while."""
+    with Watch(sturdy):
+        for name, (path, body) in COSTLY.items():
+            assert len(body) < CAP, name
+            answer = exchange(sturdy, request(body, path=path))
+            assert answer.status in (400, 404), (name, answer.status, answer.body[:500])
+            assert answer.error() and len(answer.body) < 10_000, name
+
+
+def test_long_answers_with_log_probabilities_hold_up_nobody(sturdy: RunningServer) -> None:
+    """Writing them takes a second or so. Red when that is done where all requests are served."""
+    with Watch(sturdy):
+        body = {**HELLO, "n": 32, "max_tokens": 64, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+        answer = exchange(sturdy, request(body))
+    choices = json.loads(answer.body)["choices"]
+    assert len(choices) == 32 and all(len(choice["logprobs"]["content"]) == 64 for choice in choices)
