@@ -115,6 +115,17 @@ def test_results_of_vllm(tmp_path: Path) -> None:
     assert run.kind == "serve" and run.label == "vllm"
 
 
+# A line of `sglang.bench_serving --output-file` has an infinite rate that JSON does not know, and its own names.
+def test_results_of_sglang(tmp_path: Path) -> None:
+    line = '{"backend": "sglang-oai-chat", "request_rate": Infinity, "max_concurrency": 32, "completed": 6, '
+    line += '"request_throughput": 2.0, "total_throughput": 1644.7, "mean_e2e_latency_ms": 500.0, "mean_ttft_ms": 60.0}'
+    (tmp_path / "sglang.jsonl").write_text(line + "\n")
+    (table,) = tables(read_runs([write(tmp_path / "ours.jsonl", serve()), tmp_path / "sglang.jsonl"]))
+    rows = {row[:31].strip(): row[31:].split() for row in table.splitlines()[2:]}
+    assert rows["Mean E2E Latency (ms)"] == ["1,000.0", "500.0", "0.50x"]
+    assert rows["Total token throughput (tok/s)"] == ["-", "1,644.7", "-"]
+
+
 def test_files_of_the_same_name(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()

@@ -26,6 +26,11 @@ _METRICS = (  # of serve, in the order of the printed block
     ),
 )
 
+_SGLANG_NAMES = {  # where sglang.bench_serving calls a figure otherwise
+    "total_token_throughput": "total_throughput",
+    **{f"{which}_e2el_ms": f"{which}_e2e_latency_ms" for which in ("mean", "median", "p99")},
+}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -34,14 +39,14 @@ class Run:
     record: Mapping[str, Any]
 
     def number(self, key: str) -> float | None:
-        value = self.record.get(key)
+        value = self.record.get(key, self.record.get(_SGLANG_NAMES.get(key, key)))
         return value if isinstance(value, int | float) else None
 
     @property
     def load(self) -> str:
         """Under which load a serve run was, as text: runs with the same are compared."""
         rate, most = self.record.get("request_rate"), self.record.get("max_concurrency")
-        said = "all at once" if rate in (None, "inf") else f"{rate:g} requests/s"
+        said = "all at once" if rate in (None, "inf", float("inf")) else f"{rate:g} requests/s"
         return said + (f", at most {most} at a time" if most else "")
 
 
@@ -74,7 +79,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"The results {path} are neither JSON nor lines of JSON: {error}.") from None
     for record in records:
         if not isinstance(record, dict) or not ({"request_throughput", "rounds", "probes"} & set(record)):
-            raise ConfigError(f"The results {path} are not of `sightline bench` serve, multiturn or probe, nor of vLLM.")
+            raise ConfigError(f"The results {path} are not of `sightline bench` serve, multiturn or probe, vLLM or SGLang.")
     if not records:
         raise ConfigError(f"The results {path} are empty.")
     return records
