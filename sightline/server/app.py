@@ -21,7 +21,7 @@ from sightline.server.playground_routes import playground_routes
 
 
 def make_app(context: ServerContext, metrics: Metrics) -> FastAPI:
-    app = FastAPI(title="Sightline", version=__version__, redoc_url=None)
+    app = FastAPI(title="Sightline", version=__version__, redoc_url=None, redirect_slashes=False)
     app.router.routes += [
         Route("/v1/chat/completions", GenerationRoute(context, ChatShape()), methods=["POST"]),
         Route("/v1/completions", GenerationRoute(context, CompletionShape()), methods=["POST"]),
