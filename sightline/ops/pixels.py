@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sightline.ops.dispatch import EXACT, ExampleMaker, op
 
-_WEIGHT_BITS = 22  # Pillow's PRECISION_BITS: 32 minus 8 of the pixel minus 2 of headroom
+WEIGHT_BITS = 22  # Pillow's PRECISION_BITS: 32 minus 8 of the pixel minus 2 of headroom
 _BELL_RADIUS = 2.0
 # Values of one chunk of a pass. Each needs some ten bytes of scratch. On a CPU torch keeps an op of up to 2**15 values on the
 # calling thread: hundreds of small parallel ops would spend their time waiting for each other's threads, seconds on busy cores.
@@ -43,7 +43,7 @@ def resize_bicubic(images: torch.Tensor, out_height: int, out_width: int, rows_f
     images: uint8 [frames, height, width, 3] -> uint8 [frames, out_height, out_width, 3]; rows_first changes the number of rows
     before the number of columns (media/pillow.py knows which of the two Pillow does).
     """
-    _check_images(images)
+    check_images(images)
     passes = [(2, out_width), (1, out_height)]  # (axis, its new size)
     if rows_first:
         passes.reverse()
@@ -55,17 +55,17 @@ def resize_bicubic(images: torch.Tensor, out_height: int, out_width: int, rows_f
 
 def _resize_axis(images: torch.Tensor, axis: int, out_size: int) -> torch.Tensor:
     """One pass along axis 1 (rows) or 2 (columns), in chunks along the axis before it, to bound the scratch."""
-    indices, weights = _taps(images.shape[axis], out_size, images.device)
+    indices, weights = taps_on_device(images.shape[axis], out_size, images.device)
     out_shape = [*images.shape[:axis], out_size, *images.shape[axis + 1 :]]
     out = images.new_empty(out_shape)
     # Columns: each row of each frame is a line of pixels. Rows: each frame is a line of rows.
     lines_in, lines_out = images.flatten(0, axis - 1).flatten(2), out.flatten(0, axis - 1).flatten(2)
     for line_chunk, place_chunk in _chunks(lines_out.shape, images.device):
         source = lines_in[line_chunk]
-        total = torch.full_like(lines_out[line_chunk, place_chunk], 1 << (_WEIGHT_BITS - 1), dtype=torch.int32)
+        total = torch.full_like(lines_out[line_chunk, place_chunk], 1 << (WEIGHT_BITS - 1), dtype=torch.int32)
         for index, weight in zip(indices[:, place_chunk], weights[:, place_chunk, None], strict=True):
             total += source.index_select(1, index) * weight
-        lines_out[line_chunk, place_chunk] = (total >> _WEIGHT_BITS).clamp_(0, 255)
+        lines_out[line_chunk, place_chunk] = (total >> WEIGHT_BITS).clamp_(0, 255)
     return out
 
 
@@ -81,7 +81,7 @@ def _chunks(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, sl
 
 
 @functools.lru_cache(maxsize=256)
-def _taps(in_size: int, out_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def taps_on_device(in_size: int, out_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(indices, weights) on the device, both int32 [taps, out_size]."""
     starts, weights = bicubic_taps(in_size, out_size)
     # Past the edge the weight is zero; the index only has to be valid.
@@ -106,7 +106,7 @@ def bicubic_taps(in_size: int, out_size: int) -> tuple[NDArray[np.int32], NDArra
         row[:] = np.where(starts + tap < ends, _bell((tap + starts - centres + 0.5) * (1.0 / stretch)), 0.0)
         total += row
     weights = np.where(total != 0.0, weights / np.where(total != 0.0, total, 1.0), weights)
-    whole = np.trunc(weights * (1 << _WEIGHT_BITS) + np.where(weights < 0, -0.5, 0.5))
+    whole = np.trunc(weights * (1 << WEIGHT_BITS) + np.where(weights < 0, -0.5, 0.5))
     return starts.astype(np.int32), whole.astype(np.int32)
 
 
@@ -159,16 +159,9 @@ def patchify(
         1        False     (channel, time, y, x): a still, repeated temporal_patch_size times
         n * T    False     (channel, time, y, x): a video
     """
-    _check_images(images)
+    time = check_patches(images, patch_size, temporal_patch_size, merge_size, compact)
     frames, height, width, channels = images.shape
     rows, columns = height // patch_size, width // patch_size
-    if height % (patch_size * merge_size) or width % (patch_size * merge_size):
-        raise ValueError(
-            f"frames of {width}x{height} pixels do not divide into {merge_size}x{merge_size} patches of {patch_size}"
-        )
-    time = 1 if frames == 1 else temporal_patch_size
-    if frames % time or (compact and frames != 1):
-        raise ValueError(f"{frames} frames do not make patches of {temporal_patch_size} frames (compact={compact})")
     blocks = images.reshape(
         frames // time,
         time,
@@ -182,7 +175,7 @@ def patchify(
     )
     #        time group, block row, block column, row, column, channel, time, y, x
     pixels = blocks.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
-    table = _normalised(mean, std, images.device, dtype)
+    table = normalised_values(mean, std, images.device, dtype)
     channel_start = torch.arange(0, 256 * channels, 256, dtype=torch.int32, device=images.device)[:, None, None, None]
     patches = table.index_select(0, (pixels + channel_start).flatten())
     patches = patches.view(frames // time * rows * columns, channels, time, patch_size**2)
@@ -192,7 +185,9 @@ def patchify(
 
 
 @functools.lru_cache(maxsize=32)
-def _normalised(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def normalised_values(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
     """dtype [channels * 256]: what each value of each channel becomes.
 
     Rescaled in float64, rounded to float32, then normalised in float32: the steps of transformers' Pillow-backed processors.
@@ -202,6 +197,20 @@ def _normalised(mean: tuple[float, ...], std: tuple[float, ...], device: torch.d
     return torch.from_numpy(table).flatten().to(device, dtype)
 
 
-def _check_images(images: torch.Tensor) -> None:
+def check_patches(images: torch.Tensor, patch_size: int, temporal_patch_size: int, merge_size: int, compact: bool) -> int:
+    """Refuses frames that do not divide; returns how many of them go into a patch: 1 for a still."""
+    check_images(images)
+    frames, height, width, _ = images.shape
+    if height % (patch_size * merge_size) or width % (patch_size * merge_size):
+        raise ValueError(
+            f"frames of {width}x{height} pixels do not divide into {merge_size}x{merge_size} patches of {patch_size}"
+        )
+    time = 1 if frames == 1 else temporal_patch_size
+    if frames % time or (compact and frames != 1):
+        raise ValueError(f"{frames} frames do not make patches of {temporal_patch_size} frames (compact={compact})")
+    return time
+
+
+def check_images(images: torch.Tensor) -> None:
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
         raise ValueError(f"images must be uint8 [frames, height, width, 3], not {images.dtype} {list(images.shape)}")

@@ -6,6 +6,7 @@ GPU are compared there (-m gpu); on a CPU only twins whose predicate holds for C
 
 import copy
 import importlib
+import inspect
 import os
 import pkgutil
 from typing import Any
@@ -77,7 +78,9 @@ def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str)
         assert expected and all(sound)
         for found, again in zip(outcome(op.definition, arguments), expected, strict=True):
             assert torch.equal(found, again)
+        placed = inspect.signature(op.definition).bind(**arguments).args  # models call ops either way
         for twin in op.twins:
+            assert twin.when(*placed) == twin.when(**arguments)
             if twin.when(**arguments):
                 used.add(twin.name)
                 for found, reference in zip(outcome(twin.run, arguments), expected, strict=True):
