@@ -63,6 +63,7 @@ def test_times_are_those_of_the_script(run: tuple[str, dict[str, Any], list[Any]
     assert all(starts[place + 1] >= starts[place] + record["latencies"][place] for place in range(3))
     assert record["duration"] >= 1.1 and record["duration"] == pytest.approx(starts[3] + record["latencies"][3], abs=0.5)
     assert record["mean_first_text_ms"] > record["mean_ttft_ms"] + 60  # one of three had its role 0.2 s before its first word
+    assert record["text_came_later"] == 1
 
 
 # Red if a figure is computed otherwise than defined, or the block shows another than the file has.

@@ -163,7 +163,8 @@ def test_the_first_text_is_shown_where_it_is_later_than_the_first_chunk() -> Non
     lines = result_block(statistics([late], 1.0), IDLE, 1.0, None).splitlines()
     assert "Mean TTFT (ms):                          250.00" in lines
     assert "Mean first text (ms):                    1000.00" in lines
-    assert "first text" not in result_block(statistics([ANSWERS[0]], 4.0), IDLE, 1.0, None)
+    silent = answer(0.0, [0.5], first_text=None, **told(10, 0, 0, 1))  # one token, which has no text
+    assert "first text" not in result_block(statistics([ANSWERS[0], silent], 4.0), IDLE, 1.0, None)
 
 
 @pytest.mark.parametrize(

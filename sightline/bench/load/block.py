@@ -7,7 +7,6 @@ from sightline.bench.load.lag import LIMIT_MS, Lag
 from sightline.bench.load.statistics import Spread, Statistics
 
 WIDTH = 50
-_SAME_MS = 0.005  # figures are printed with two digits
 
 
 def result_block(figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None) -> str:
@@ -62,7 +61,7 @@ def _lines(figures: Statistics, lag: Lag, rate: float, max_concurrency: int | No
     yield row("Concurrency", figures.concurrency)
     yield from _section("End-to-End Latency", "E2E Latency", figures.e2el)
     yield from _section("Time to First Token", "TTFT", figures.ttft)
-    if figures.first_text is not None and figures.ttft is not None and _differ(figures.first_text, figures.ttft):
+    if figures.text_came_later:
         yield from _section("Time to First Text", "first text", figures.first_text)
     yield from _section("Time per Output Token (excl. 1st token)", "TPOT", figures.tpot)
     yield from _section("Inter-Token Latency", "ITL", figures.itl)
@@ -88,7 +87,3 @@ def _section(title: str, name: str, spread: Spread | None) -> Iterator[str]:
     for percent, value in spread.percentiles.items():
         yield row(f"P{percent} {name} (ms)", value)
     yield row(f"Max {name} (ms)", spread.max)
-
-
-def _differ(one: Spread, other: Spread) -> bool:
-    return abs(one.mean - other.mean) > _SAME_MS or abs(one.max - other.max) > _SAME_MS

@@ -120,17 +120,23 @@ def _throughput_latency(axes: "Axes", runs: Sequence[Run]) -> None:
     for number, label in enumerate(dict.fromkeys(run.label for run in runs)):
         colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
         for key, name, line in (("median_e2el_ms", "median", "-"), ("p99_e2el_ms", "P99", "--")):
-            points = sorted(
+            points = [
                 (run.record["request_throughput"], value / divisor)
-                for run in runs
+                for run in sorted(runs, key=_load)  # a server that is overloaded may answer less than before
                 if run.label == label and (value := run.number(key)) is not None
-            )
+            ]
             _line(axes, points, line, colour, mark, f"{label}: {name}")
     axes.set_title("Throughput and latency under growing load")
     axes.set_xlabel("throughput (requests/s)")
     axes.set_ylabel(f"end-to-end latency ({unit})")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+
+
+def _load(run: Run) -> tuple[float, float]:
+    """How heavy the load was: by rate, then by how many were allowed at once."""
+    rate, most = run.record.get("request_rate"), run.record.get("max_concurrency")
+    return (float(rate) if rate is not None else float("inf"), float(most) if most else float("inf"))
 
 
 def _line(axes: "Axes", points: Sequence[tuple[float, float]], line: str, colour: str, mark: str, name: str) -> None:

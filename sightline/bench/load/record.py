@@ -49,6 +49,7 @@ def serve_record(result: LoadResult, figures: Statistics, settings: Mapping[str,
     ):
         record.update(spread_fields(name, spread))
     record |= {
+        "text_came_later": figures.text_came_later,
         "failures": [{"kind": kind, "count": count, "example": example} for kind, count, example in figures.failures],
         **lag_fields(result.lag),
         "input_lens": [answer.prompt_tokens or 0 for answer in answers],

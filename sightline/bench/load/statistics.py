@@ -61,7 +61,8 @@ class Statistics:
     concurrency: float  # on average
     e2el: Spread | None
     ttft: Spread | None
-    first_text: Spread | None  # start to the first chunk with text; equal to TTFT where no chunk comes without text first
+    first_text: Spread | None  # start to the first chunk with text
+    text_came_later: int  # answers whose first chunk had no text, and the text came at least a millisecond after it
     tpot: Spread | None
     itl: Spread | None
     queued: Spread | None
@@ -107,6 +108,7 @@ def statistics(answers: Sequence[Answer], duration: float) -> Statistics:
         e2el=Spread.of([answer.latency for answer in good]),
         ttft=Spread.of([answer.ttft for answer in good if answer.ttft is not None]),
         first_text=Spread.of([answer.first_text - answer.start for answer in good if answer.first_text is not None]),
+        text_came_later=sum(text_came_later(answer) for answer in good),
         tpot=Spread.of([time for answer in good if (time := time_per_token(answer)) is not None]),
         itl=Spread.of([gap for answer in good for gap in answer.itls]),
         queued=Spread.of([answer.queued for answer in good]),
@@ -118,6 +120,10 @@ def time_per_token(answer: Answer) -> float | None:
     if answer.ttft is None or answer.output_tokens < 2:
         return None
     return (answer.latency - answer.ttft) / (answer.output_tokens - 1)
+
+
+def text_came_later(answer: Answer) -> bool:
+    return bool(answer.chunk_times) and answer.first_text is not None and answer.first_text - answer.chunk_times[0] >= 0.001
 
 
 def peak_per_second(answers: Sequence[Answer]) -> float:
