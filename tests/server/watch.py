@@ -60,7 +60,9 @@ class Held:
                 now, then = getattr(self, noun)[place], getattr(before, noun)[place]
                 if now > then + allowed:
                     found.append(f"{noun} of the {process}: {then} before, {now} now")
-        for noun in ("children", "left", "pages", "embedding_bytes", "inflight"):
+        if len(self.left) > len(before.left):
+            found.append(f"left: {before.left} before, {self.left} now")
+        for noun in ("children", "pages", "embedding_bytes", "inflight"):
             if getattr(self, noun) > getattr(before, noun):
                 found.append(f"{noun}: {getattr(before, noun)} before, {getattr(self, noun)} now")
         return found
@@ -85,15 +87,7 @@ class Watch:
             return
         assert self._poller.returncode == 0, "/health did not answer"
         self._check_health(np.array(json.loads(out)).reshape(-1, 2))
-
-        def nothing_left() -> bool | None:
-            self._more = Held.by(self._server).more_than(self._before)
-            return None if self._more else True
-
-        try:
-            wait_for(nothing_left, "nothing to be left")
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {self._more}") from None
+        until_nothing_left(self._server, self._before)
 
     def _check_health(self, polls: np.ndarray) -> None:
         self.seconds, waited = polls.T
@@ -103,9 +97,23 @@ class Watch:
             assert slowest < HEALTH_S, f"/health took {1000 * slowest:.0f} ms, the 99th of 100 answers"
 
 
-def warm_up(server: RunningServer) -> None:
+def until_nothing_left(server: RunningServer, before: Held) -> None:
+    """Waits until a server holds no more than it did."""
+    more: list[str] = []
+
+    def nothing_left() -> bool | None:
+        more[:] = Held.by(server).more_than(before)
+        return None if more else True
+
+    try:
+        wait_for(nothing_left, "nothing to be left")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {'; '.join(more)}") from None
+
+
+def warm_up(server: RunningServer, again: bool = False) -> None:
     """Whatever is made on first use: threads, tables, buffers."""
-    if getattr(server, "is_warm", False):
+    if getattr(server, "is_warm", False) and not again:
         return
 
     def ask(number: int) -> None:

@@ -1,0 +1,83 @@
+"""Many streams at once, with images: each has the answer that it would have alone."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.media import image_part, text_part
+from server.running import RunningServer, running, wait_for
+from server.watch import Watch
+from server.wire import abandon, connection, request
+
+IMAGES, QUESTIONS = 5, ("What is it?", "Which colours are there?", "Go on.", "How many blocks?")
+TOKENS = 12
+
+
+def body(number: int) -> dict[str, Any]:
+    """As many different requests as there are pairs of an image and a question."""
+    content = [image_part(5000 + number % IMAGES), text_part(QUESTIONS[number // IMAGES % len(QUESTIONS)])]
+    options = {"include_usage": True}
+    fields = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "logprobs": True, "stream_options": options}
+    return {"messages": [{"role": "user", "content": content}], "stream": True, **fields}
+
+
+async def tokens_of(client: httpx.AsyncClient, number: int) -> list[str]:
+    """The tokens of a stream that must be complete."""
+    async with client.stream("POST", "/v1/chat/completions", json=body(number)) as response:
+        assert response.status_code == 200, await response.aread()
+        events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert chunks[-1]["usage"]["completion_tokens"] == TOKENS
+    told = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    return [token["token"] for logprobs in told for token in logprobs["content"]]
+
+
+async def compare(url: str, count: int) -> None:
+    limits = httpx.Limits(max_connections=count, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        alone = [await tokens_of(client, number) for number in range(IMAGES * len(QUESTIONS))]
+        assert all(len(tokens) == TOKENS for tokens in alone) and len({tuple(tokens) for tokens in alone}) > 5
+        together = await asyncio.gather(*(tokens_of(client, number) for number in range(count)))
+    different = [number for number, tokens in enumerate(together) if tokens != alone[number % len(alone)]]
+    assert not different, f"requests {different} of {count} have other tokens than alone"
+
+
+def test_forty_streams_at_once(sturdy: RunningServer) -> None:
+    """Five times as many as run at once."""
+    with Watch(sturdy):
+        asyncio.run(compare(sturdy.url, 40))
+
+
+@pytest.mark.slow
+def test_two_hundred_streams_at_once(tmp_path: Path) -> None:
+    """All of them run at once."""
+    with running(tmp_path, "--kv-cache-gb", "0.2", "--embedding-cache-gb", "0.05") as server, Watch(server):
+        asyncio.run(compare(server.url, 200))
+
+
+def test_clients_that_do_not_read_hold_up_nobody(sturdy: RunningServer) -> None:
+    """Their buffers fill up, and their answers wait. Others are answered, and when they leave nothing is left."""
+    endless = {**body(0), "max_tokens": 3000, "n": 2, "top_logprobs": 20}
+    with Watch(sturdy):
+        idlers = []
+        for _ in range(2):
+            idler = socket.socket()
+            idler.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            idler.connect(("127.0.0.1", sturdy.port))
+            idler.sendall(request(endless))
+            idlers.append(idler)
+        wait_for(lambda: sturdy.stats()["running"] == 4 or None, "their requests to run")
+        for _ in range(5):
+            assert sturdy.chat().choices
+        for idler in idlers:
+            abandon(idler)
+        with connection(sturdy) as client:
+            client.sendall(request(body(1)))
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+        sturdy.until_idle()
