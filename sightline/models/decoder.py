@@ -6,8 +6,9 @@ from torch import nn
 
 from sightline.models.inputs import ForwardBatch, LayerCache
 from sightline.models.layers import GatedMLP, RMSNorm
-from sightline.ops.attention import kv_store, paged_attention
-from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes, text_rotary
+from sightline.ops.attention import paged_attention
+from sightline.ops.qkv import rotate_and_store
+from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 from sightline.ops.rows import add_rows, place_rows
 from sightline.spec import TextSpec
 
@@ -16,8 +17,8 @@ class Attention(nn.Module):
     def __init__(self, spec: TextSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        self.qkv = nn.Linear(spec.hidden_size, sum(self.sizes) * spec.head_dim, bias=spec.qkv_bias)
+        heads = spec.num_heads + 2 * spec.num_kv_heads
+        self.qkv = nn.Linear(spec.hidden_size, heads * spec.head_dim, bias=spec.qkv_bias)
         self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
         self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
@@ -25,11 +26,19 @@ class Attention(nn.Module):
     def forward(
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, table: RotaryTable, axes: torch.Tensor
     ) -> torch.Tensor:
-        q, k, v = self.qkv(hidden).unflatten(1, (-1, self.spec.head_dim)).split(self.sizes, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = text_rotary(q, k, batch.positions, table, axes, self.spec.rope.pairing)
-        kv_store(k, v, cache.keys, cache.values, batch.slots)
+        q = rotate_and_store(
+            self.qkv(hidden).unflatten(1, (-1, self.spec.head_dim)),
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self.spec.norm_eps,
+            batch.positions,
+            table,
+            axes,
+            self.spec.rope.pairing,
+            cache.keys,
+            cache.values,
+            batch.slots,
+        )
         attended = paged_attention(
             q,
             cache.keys,

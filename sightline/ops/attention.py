@@ -101,6 +101,7 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         (8, 1, 64, 16, (1, 1, 1), (1, 16, 33)),
         (4, 4, 128, 16, (40,), (70,)),
         (8, 2, 256, 16, (5, 1), (5, 20)),
+        (8, 2, 128, 16, (1, 1), (700, 300)),
     )
     for heads, kv_heads, head_dim, page_size, queries, contexts in cases:
         needed = [-(-context // page_size) for context in contexts]
@@ -143,22 +144,37 @@ def paged_attention(
     the sequence, these queries included. Query i of n sees the first context - n + i + 1 tokens. Heads are grouped: query
     head h reads key/value head h * kv_heads // heads. The host copies spare the definition a wait for the device.
     """
-    page_size, kv_heads = k_cache.shape[1:3]
     out = torch.empty_like(q)
+    attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host)
+    return out
+
+
+def attend_chunks(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+    skip_single: bool = False,
+) -> None:
+    """Fills `out` sequence by sequence; `skip_single` leaves those with one query to somebody else."""
+    page_size, kv_heads = k_cache.shape[1:3]
     start = 0
     with sdpa_kernel(_PAGED_BACKENDS):
         for row, (queries, context) in enumerate(zip(query_lengths_host, context_lengths_host, strict=True)):
+            part, start = q[start : start + queries], start + queries
+            if queries == 1 and skip_single:
+                continue
             pages = page_table[row, : -(-context // page_size)].long()
             keys, values = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
-            part = q[start : start + queries]
             if queries == 1:
                 # The query heads that share a key/value head are like so many queries of it, and all see every key.
                 grouped = part.reshape(1, kv_heads, -1, q.shape[2])
-                out[start] = F.scaled_dot_product_attention(grouped, keys, values).reshape(q.shape[1:])
+                out[start - 1] = F.scaled_dot_product_attention(grouped, keys, values).reshape(q.shape[1:])
             else:
-                out[start : start + queries] = _causal_attention(part, keys, values)
-            start += queries
-    return out
+                out[start - queries : start] = _causal_attention(part, keys, values)
 
 
 def _causal_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import importlib.util
 
 import torch
 
-_TRITON = ("rotary", "norms", "activations", "places", "position_grid", "pixels")
+_TRITON = ("rotary", "norms", "activations", "places", "position_grid", "pixels", "qkv", "paged_attention")
 
 
 @functools.cache

@@ -18,10 +18,26 @@ import sightline.ops
 from sightline.ops.dispatch import OPS, ExampleMaker, Op, Tolerance, definitions_only
 from sightline.ops.twins import register_twins
 
+
+def mend_the_interpreter() -> None:
+    """Loops with bounds from memory: Triton 3.6 makes an int of an array of one element, which numpy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    before = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        before(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
 for module in pkgutil.iter_modules(sightline.ops.__path__):
     if not module.ispkg:
         importlib.import_module(f"sightline.ops.{module.name}")
 register_twins()
+if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_the_interpreter()
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
@@ -86,7 +102,7 @@ def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str)
                 for found, reference in zip(outcome(twin.run, arguments), expected, strict=True):
                     assert_within(found, reference, op.tolerances[dtype])
     if os.environ.get("TRITON_INTERPRET") == "1":
-        assert {twin.name for twin in op.twins if twin.name == "triton"} <= used, "a kernel that no example reaches"
+        assert {twin.name for twin in op.twins if twin.name.startswith("triton")} <= used, "a kernel that no example reaches"
     if device == "cuda":
         assert used == {twin.name for twin in op.twins} or dtype == torch.float32, "a twin that no example reaches"
 

@@ -1,0 +1,63 @@
+"""What happens to queries, keys and values between their projection and attention: norm per head, rotary, store into pages."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+
+from sightline.ops.attention import kv_store
+from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.norms import rms_norm
+from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes, text_rotary
+
+
+def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    cases: tuple[tuple[int, int, int, int, tuple[int, int, int], Literal["blocked", "interleaved"], str, bool], ...] = (
+        # heads, kv_heads, head_dim, rotary_dim, sections, layout, pairing, norms
+        (4, 2, 128, 128, (24, 20, 20), "interleaved", "halves", True),
+        (6, 2, 128, 128, (16, 24, 24), "blocked", "halves", False),
+        (4, 1, 128, 64, (8, 12, 12), "blocked", "adjacent", False),
+        (3, 1, 16, 12, (2, 2, 2), "blocked", "halves", True),
+    )
+    for heads, kv_heads, head_dim, rotary_dim, sections, layout, pairing, norms in cases:
+        yield {
+            "qkv": make.normal(11, heads + 2 * kv_heads, head_dim),
+            "q_weight": make.normal(head_dim) if norms else None,
+            "k_weight": make.normal(head_dim) if norms else None,
+            "eps": 1e-6,
+            "positions": make.integers(0, 300, 3, 11),
+            "table": make_rotary_table(300, rotary_dim, 1e6, make.device),
+            "axes": mrope_axes(sections, layout, make.device),
+            "pairing": pairing,
+            "k_cache": make.normal(4, 4, kv_heads, head_dim),
+            "v_cache": make.normal(4, 4, kv_heads, head_dim),
+            "slots": make.permutation(16)[:11],
+        }
+
+
+@op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(3.2e-2, 1.6e-2)})
+def rotate_and_store(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    table: RotaryTable,
+    axes: torch.Tensor,
+    pairing: Literal["halves", "adjacent"],
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Queries ready for attention, [tokens, heads, head_dim]; keys and values go to their slots.
+
+    qkv [tokens, heads + 2 * kv_heads, head_dim]; q_weight and k_weight [head_dim] of an RMS norm per head, or None; positions,
+    table, axes and pairing as in text_rotary; caches and slots as in kv_store.
+    """
+    kv_heads = k_cache.shape[2]
+    q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm.definition(q, q_weight, eps), rms_norm.definition(k, k_weight, eps)
+    q, k = text_rotary.definition(q, k, positions, table, axes, pairing)
+    kv_store.definition(k, v, k_cache, v_cache, slots)
+    return q

@@ -1,0 +1,136 @@
+"""Decoding: one query per sequence over its pages, split along the keys so that few sequences fill the device, too.
+
+The query heads that share a key/value head are the rows of one small matrix. A program takes a sequence, a key/value head and
+a part of the keys, and keeps the running maximum, sum and weighted values (online softmax); a second kernel joins the parts.
+
+    keys of a sequence   |  part 0  |  part 1  |  part 2  |      part = ceil(context / parts), in blocks
+    partial results      m, l, acc    m, l, acc   m, l, acc  ──► joined
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from sightline.ops.attention import attend_chunks, paged_attention
+from sightline.ops.triton import next_power_of_2, runs_here
+
+_KEYS = 64  # keys that a program takes at once
+_ROWS = 16  # rows of the smallest matrix product
+_PROGRAMS = 264  # about two per multiprocessor of the largest GPUs
+
+
+@triton.jit
+def _decode_part(
+    q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, scale, max_pages,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    group: tl.constexpr = heads // kv_heads
+    start = tl.load(query_starts + sequence)
+    if tl.load(query_starts + sequence + 1) - start == 1:
+        context = tl.load(context_lengths + sequence)
+        blocks = tl.cdiv(tl.cdiv(context, KEYS), PARTS)
+        first = part * blocks * KEYS
+        last = tl.minimum(first + blocks * KEYS, context)
+        row = tl.arange(0, ROWS)
+        place = tl.arange(0, head_dim)
+        head = kv_head * group + row
+        queries = tl.load(
+            q + (start.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :], mask=(row < group)[:, None], other=0.0
+        )
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        values = tl.zeros([ROWS, head_dim], tl.float32)
+        for key in range(first, last, KEYS):
+            token = key + tl.arange(0, KEYS)
+            known = token < last
+            page = tl.load(page_table + sequence * max_pages + token // page_size, mask=known, other=0).to(tl.int64)
+            slot = (page * page_size + token % page_size) * kv_heads + kv_head
+            k = tl.load(k_cache + slot[None, :] * head_dim + place[:, None], mask=known[None, :], other=0.0)
+            scores = tl.dot(queries, k, input_precision=PRECISION) * scale
+            scores = tl.where(known[None, :], scores, float("-inf"))
+            higher = tl.maximum(highest, tl.max(scores, 1))
+            shrink = tl.exp(highest - higher)
+            weights = tl.exp(scores - higher[:, None])
+            v = tl.load(v_cache + slot[:, None] * head_dim + place[None, :], mask=known[:, None], other=0.0)
+            values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+            total = total * shrink + tl.sum(weights, 1)
+            highest = higher
+        at = (sequence * heads + head) * PARTS + part
+        tl.store(maxima + at, highest, mask=row < group)
+        tl.store(sums + at, total, mask=row < group)
+        tl.store(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], values, mask=(row < group)[:, None])
+
+
+@triton.jit
+def _join(
+    maxima,
+    sums,
+    partial,
+    query_starts,
+    out,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(query_starts + sequence)
+    if tl.load(query_starts + sequence + 1) - start == 1:
+        part = tl.arange(0, BLOCK)
+        place = tl.arange(0, head_dim)
+        at = (sequence * heads + head) * PARTS + part
+        known = part < PARTS
+        own = tl.load(maxima + at, mask=known, other=float("-inf"))
+        weight = tl.exp(own - tl.max(own, 0))  # parts without keys have -inf and weigh nothing
+        total = tl.sum(weight * tl.load(sums + at, mask=known, other=0.0), 0)
+        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=known[:, None], other=0.0)
+        joined = tl.sum(weight[:, None] * pieces, 0) / total
+        tl.store(out + (start.to(tl.int64) * heads + head) * head_dim + place, joined.to(out.dtype.element_ty))
+
+
+def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
+    size, group = q.shape[2], q.shape[1] // k_cache.shape[2]
+    return runs_here(q) and size in (64, 128, 256) and group <= _ROWS and q.is_contiguous()
+
+
+@paged_attention.twin("triton decode", when=_takes)
+def paged_attention_triton(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    """Sequences with one query by the kernel, all others by the definition."""
+    _, heads, head_dim = q.shape
+    page_size, kv_heads = k_cache.shape[1:3]
+    sequences = len(query_lengths_host)
+    out = torch.empty_like(q)
+    decoding = [context for queries, context in zip(query_lengths_host, context_lengths_host, strict=True) if queries == 1]
+    if decoding:
+        parts = _parts(sequences * kv_heads, max(decoding))
+        maxima = torch.empty(sequences, heads, parts, dtype=torch.float32, device=q.device)
+        sums, partial = torch.empty_like(maxima), maxima.new_empty(sequences, heads, parts, head_dim)
+        _decode_part[(sequences, kv_heads, parts)](
+            q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, head_dim**-0.5,
+            page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, _KEYS,
+            "ieee" if q.dtype == torch.float32 else "tf32",
+        )  # fmt: skip
+        _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, next_power_of_2(parts))
+    if len(decoding) < sequences:
+        attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host, skip_single=True)
+    return out
+
+
+def _parts(programs: int, context: int) -> int:
+    """So many that the device is full, but none shorter than four blocks; a power of two, for each is a kernel of its own."""
+    wanted = min(-(-_PROGRAMS // programs), -(-context // (4 * _KEYS)), 64)
+    return next_power_of_2(max(1, wanted))

@@ -1,0 +1,108 @@
+"""Norm, rotary and store in one pass over the projection: a program takes a token and some of its heads.
+
+Each number of a head needs its partner in the rotation. Both are read from the projection, which is not written, so no program
+waits for another.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from sightline.ops.qkv import rotate_and_store
+from sightline.ops.rotary import RotaryTable
+from sightline.ops.triton import next_power_of_2, runs_here
+
+_HEADS = 8
+
+
+@triton.jit
+def _normed(x, weight, sum_of_squares, eps, head_dim: tl.constexpr):
+    """As the RMS norm's definition rounds: before the weight and after it."""
+    scaled = (x.to(tl.float32) * tl.rsqrt(sum_of_squares / head_dim + eps)[:, None]).to(x.dtype)
+    return (scaled.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def _rotate_and_store(
+    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr,
+    NORMS: tl.constexpr, ADJACENT: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    place = tl.arange(0, BLOCK_DIM)
+    in_head = place < head_dim
+    inside = (head < heads + 2 * kv_heads)[:, None] & in_head[None, :]
+    rotates = place < 2 * frequencies
+    if ADJACENT:
+        partner = place ^ 1
+        frequency = place // 2
+        low = place % 2 == 0
+    else:
+        low = place < frequencies
+        partner = tl.where(low, place + frequencies, place - frequencies)
+        frequency = place % frequencies
+    partner = tl.where(rotates, partner, place)
+    source = qkv + token * (heads + 2 * kv_heads) * head_dim + head[:, None] * head_dim
+    x = tl.load(source + place[None, :], mask=inside, other=0.0)
+    other = tl.load(source + partner[None, :], mask=inside, other=0.0)
+    is_q = head < heads
+    is_k = (head >= heads) & (head < heads + kv_heads)
+    is_v = (head >= heads + kv_heads) & (head < heads + 2 * kv_heads)
+    plain = x
+    if NORMS:
+        wide = x.to(tl.float32)
+        squares = tl.sum(wide * wide, 1)
+        gain_q = tl.load(q_weight + place, mask=in_head, other=0.0)
+        gain_k = tl.load(k_weight + place, mask=in_head, other=0.0)
+        other_q = tl.load(q_weight + partner, mask=in_head, other=0.0)
+        other_k = tl.load(k_weight + partner, mask=in_head, other=0.0)
+        x = _normed(x, tl.where(is_q[:, None], gain_q[None, :], gain_k[None, :]), squares, eps, head_dim)
+        other = _normed(other, tl.where(is_q[:, None], other_q[None, :], other_k[None, :]), squares, eps, head_dim)
+    axis = tl.load(axes + frequency, mask=rotates, other=0)
+    at = tl.load(positions + axis * tokens + token, mask=rotates, other=0).to(tl.int64)
+    cos = tl.load(cos_table + at * frequencies + frequency, mask=rotates, other=1.0)
+    sin = tl.load(sin_table + at * frequencies + frequency, mask=rotates, other=0.0)
+    sin = tl.where(low, -sin, sin)
+    turned = (x.to(tl.float32) * cos[None, :] + other.to(tl.float32) * sin[None, :]).to(x.dtype)
+    tl.store(q_out + (token * heads + head)[:, None] * head_dim + place[None, :], turned, mask=inside & is_q[:, None])
+    slot = tl.load(slots + token)
+    k_place = (slot * kv_heads + head - heads)[:, None] * head_dim + place[None, :]
+    tl.store(k_cache + k_place, turned, mask=inside & is_k[:, None])
+    v_place = (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + place[None, :]
+    tl.store(v_cache + v_place, plain, mask=inside & is_v[:, None])
+
+
+def _takes(qkv: torch.Tensor, *_: object, **named: object) -> bool:
+    return runs_here(qkv) and qkv.is_contiguous() and qkv.numel() > 0
+
+
+@rotate_and_store.twin("triton", when=_takes)
+def rotate_and_store_triton(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    table: RotaryTable,
+    axes: torch.Tensor,
+    pairing: Literal["halves", "adjacent"],
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    tokens, all_heads, head_dim = qkv.shape
+    kv_heads = k_cache.shape[2]
+    heads = all_heads - 2 * kv_heads
+    assert k_cache.is_contiguous() and v_cache.is_contiguous() and positions.is_contiguous() and positions.shape == (3, tokens)
+    out = qkv.new_empty(tokens, heads, head_dim)
+    norms = q_weight is not None and k_weight is not None
+    grid = (tokens, triton.cdiv(all_heads, _HEADS))
+    _rotate_and_store[grid](
+        qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, out,
+        k_cache, v_cache, slots, tokens, heads, kv_heads, head_dim, len(axes),
+        norms, pairing == "adjacent", _HEADS, next_power_of_2(head_dim),
+    )  # fmt: skip
+    return out
