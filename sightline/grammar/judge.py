@@ -6,6 +6,7 @@ that it starts fast: it reads {"grammar": …, "limits": …} and writes what is
 
 import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def judge(grammar: str, limits: dict[str, Any]) -> str:
 def main() -> None:
     import llguidance
 
+    os.nice(10)  # those who have an answer coming go first
     question = json.loads(sys.stdin.buffer.read())
     with contextlib.suppress(ValueError, OSError):  # where there is a lower limit already, that one holds
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

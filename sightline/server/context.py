@@ -26,6 +26,7 @@ class ServerContext:
     engine: EngineClient
     observer: Observer
     pool: ThreadPoolExecutor  # for what takes longer than about a millisecond
+    forms: ThreadPoolExecutor  # for forms of answers, which may take seconds to judge: nobody else waits behind them
     keys: KeyRing
     ledger: Ledger
     names: MediaNames

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sightline.grammar.compile import check
+from sightline.grammar.compile import check, find_grammar
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
@@ -80,5 +80,6 @@ async def checked(context: ServerContext, form: Form, opens_reasoning: bool) -> 
         return None
     structured = replace(form.structured, after_reasoning=opens_reasoning)
     tokenizer: Tokenizer = context.files.tokenizer
-    await asyncio.get_running_loop().run_in_executor(context.pool, check, structured, tokenizer)
+    if find_grammar(structured, tokenizer) is None:
+        await asyncio.get_running_loop().run_in_executor(context.forms, check, structured, tokenizer)
     return structured

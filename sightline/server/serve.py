@@ -57,6 +57,7 @@ class _Server:
         self._failure: str | None = None
         self._request_log = RequestLog() if server.log_requests else None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
+        self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self._socket = _listen(server.host, server.port)
         self.context = ServerContext(
             config=config,
@@ -64,6 +65,7 @@ class _Server:
             engine=EngineClient(config, metrics, self._log.progress, self._log.ready, self._failed),
             observer=metrics,
             pool=self._pool,
+            forms=self._forms,
             keys=KeyRing(server.api_key, server.admin_api_key),
             ledger=ledger,
             names=MediaNames(server.max_known_uuids),
@@ -101,6 +103,7 @@ class _Server:
         finally:
             await self.context.engine.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
+            self._forms.shutdown(wait=False, cancel_futures=True)
             if self._request_log is not None:
                 self._request_log.close()
         if self._failure is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.media import data_url, png, text_part
+from server.media import data_url, image_part, png, text_part
 from server.running import RunningServer, wait_for
 from server.slow_web import slow_web
 from server.watch import Watch
@@ -138,6 +138,22 @@ def test_costly_bodies_are_cheap_to_refuse(sturdy: RunningServer) -> None:
             answer = exchange(sturdy, request(body, path=path))
             assert answer.status in (400, 404), (name, answer.status, answer.body[:500])
             assert answer.error() and len(answer.body) < 10_000, name
+
+
+def test_forms_that_take_long_to_judge_hold_up_only_each_other(sturdy: RunningServer) -> None:
+    """Each costs seconds of a processor until it is refused. Red when images wait for them in the same line."""
+    patterns = [{"pattern": f"^(a|b)*a(a|b){{{number}}}$"} for number in range(1, 40)]
+    form = {"type": "json_schema", "json_schema": {"schema": {"allOf": patterns}}}
+    with Watch(sturdy), contextlib.ExitStack() as stack:
+        askers = [stack.enter_context(connection(sturdy)) for _ in range(6)]
+        for asker in askers:
+            asker.sendall(request({**HELLO, "response_format": form}))
+        wait_for(lambda: sturdy.stats()["inflight_requests"] >= 6 or None, "the forms to arrive")
+        for number in range(3):
+            assert sturdy.chat([image_part(6000 + number), text_part("What?")], user="x" * 10_000).choices
+        assert len(select.select(askers, [], [], 0)[0]) <= 2, "images were answered after the forms"
+        assert read_answer(askers[0]).status == 400
+        # The others leave: those in line are not judged at all.
 
 
 def test_long_answers_with_log_probabilities_hold_up_nobody(sturdy: RunningServer) -> None:
