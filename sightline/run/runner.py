@@ -22,6 +22,8 @@ from sightline.vision.arena import EmbeddingArena
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
 
+DECODE_THREADS = 4
+
 
 @dataclass
 class RunnerCounts:
@@ -54,7 +56,7 @@ class Runner:
         caches: list[LayerCache],
         arena: EmbeddingArena,
         embeddings: EmbeddingCache,
-        decode_threads: int = 4,
+        decode_threads: int = DECODE_THREADS,
         compact_patches: bool = True,
     ) -> None:
         self.model, self.processor, self._compact = model, processor, compact_patches

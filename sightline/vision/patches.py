@@ -41,24 +41,17 @@ def make_patches(
         if frames is None:
             break
         with clock.stage("preprocess"):
-            groups.append(_cut(frames, item, spec, device, dtype, compact))
+            groups.append(cut(upload(frames, device), item, spec, dtype, compact))
     patches = groups[0] if len(groups) == 1 else torch.cat(groups)
     assert patches.shape[0] == item.patches
     return patches
 
 
-def _cut(
-    frames: list[NDArray[np.uint8]],
-    item: MediaItem,
-    spec: ImageSpec | VideoSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    compact: bool,
-) -> torch.Tensor:
-    """Patches of some of an item's frames."""
+def cut(frames: torch.Tensor, item: MediaItem, spec: ImageSpec | VideoSpec, dtype: torch.dtype, compact: bool) -> torch.Tensor:
+    """Patches of some of an item's frames, uint8 [frames, height, width, 3] on the device."""
     height, width = item.resized
-    order = rows_first(frames[0].shape[0], frames[0].shape[1], height, width)
-    images = resize_bicubic(_upload(frames, device), height, width, order)
+    order = rows_first(frames.shape[1], frames.shape[2], height, width)
+    images = resize_bicubic(frames, height, width, order)
     return patchify(
         images,
         spec.mean,
@@ -84,7 +77,7 @@ def _pixel_groups(item: MediaItem, spec: ImageSpec | VideoSpec) -> Iterator[list
         yield group
 
 
-def _upload(frames: list[NDArray[np.uint8]], device: torch.device) -> torch.Tensor:
+def upload(frames: list[NDArray[np.uint8]], device: torch.device) -> torch.Tensor:
     """uint8 [frames, height, width, 3] on the device; by way of page-locked memory to a GPU, so that the copy can overlap."""
     staging = torch.empty((len(frames), *frames[0].shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
     for place, frame in zip(staging.numpy(), frames, strict=True):

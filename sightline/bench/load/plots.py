@@ -12,12 +12,12 @@ from sightline.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # by Okabe and Ito
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # by Okabe and Ito
 _MARKS = "osD^vP*"
 _LINES = ("-", "--", ":", "-.")
 _SIZE_INCHES = (6.4, 4.4)
-_DOTS_PER_INCH = 160
-_STYLE: Any = {
+DOTS_PER_INCH = 160
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,8 +47,8 @@ def draw_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
     for name, draw, chosen in plots:
         if not chosen:
             continue
-        with matplotlib.rc_context(_STYLE):
-            figure = Figure(_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(_SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.subplots()
             draw(axes, chosen)
@@ -80,7 +80,7 @@ def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, place: str
     unit, divisor = _unit(max((one["ttft_ms"] or 0 for run in runs for one in run.record[key]), default=0))
     for number, run in enumerate(runs):
         for which, resolution in enumerate(resolutions):
-            colour = _COLOURS[(number if len(runs) > 1 else which) % len(_COLOURS)]
+            colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
             points = [one for one in run.record[key] if one["resolution"] == resolution]
             good = [(one[place], one["ttft_ms"] / divisor) for one in points if one["ttft_ms"] is not None]
             failed = [one[place] for one in points if one["ttft_ms"] is None and one.get("error")]
@@ -100,7 +100,7 @@ def _latency_cdf(axes: "Axes", runs: Sequence[Run]) -> None:
     longest = max(1000 * max(run.record["latencies"] or [0]) if run.record.get("latencies") else 0 for run in runs)
     unit, divisor = _unit(longest or max(1000 * max(run.record["ttfts"]) for run in runs))
     for number, run in enumerate(runs):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         for key, name, line in (("ttfts", "first token", "-"), ("latencies", "whole answer", "--")):
             values = np.sort([1000 * value / divisor for value in run.record.get(key) or () if value > 0])
             if len(values):
@@ -118,7 +118,7 @@ def _throughput_latency(axes: "Axes", runs: Sequence[Run]) -> None:
     """A point per run; the runs of one label, under more and more load, are a curve."""
     unit, divisor = _unit(max(run.number("p99_e2el_ms") or run.number("median_e2el_ms") or 0 for run in runs))
     for number, label in enumerate(dict.fromkeys(run.label for run in runs)):
-        colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
+        colour, mark = COLOURS[number % len(COLOURS)], _MARKS[number % len(_MARKS)]
         for key, name, line in (("median_e2el_ms", "median", "-"), ("p99_e2el_ms", "P99", "--")):
             points = [
                 (run.record["request_throughput"], value / divisor)
