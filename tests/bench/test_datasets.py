@@ -14,7 +14,7 @@ from PIL import Image
 from sightline.bench.load.arrivals import arrival_times
 from sightline.bench.load.body import Medium, RequestOptions, Sample, image_part, request_body, text_part
 from sightline.bench.load.custom import read_custom
-from sightline.bench.load.datasets import DatasetConfig, make_samples
+from sightline.bench.load.datasets import DatasetConfig, check_memory, make_samples
 from sightline.bench.load.images import RESOLUTIONS, ImageKind, make_image, parse_resolution
 from sightline.bench.load.mmmu import read_mmmu
 from sightline.bench.load.videos import VideoKind, make_video
@@ -102,6 +102,12 @@ def test_pictures_that_come_again() -> None:
 def test_where_the_picture_stands(position: Any, kinds: list[str]) -> None:
     sample = make_samples(DatasetConfig(image=ImageKind("8x8"), media_position=position), 1, 1.0)[0]
     assert [part["type"] for part in parts_of(sample)] == kinds
+
+
+def test_media_that_would_not_fit_are_refused() -> None:
+    check_memory(800, 3, free=1000)
+    with pytest.raises(ConfigError, match=r"7 images or videos would take 9\.0 GB of memory, but 10\.0 GB are free"):
+        check_memory(9_000_000_000, 7, free=10_000_000_000)
 
 
 # ---- Bodies

@@ -1,8 +1,13 @@
 """The light HTTP client against real sockets, and the meter of its own lag."""
 
 import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -181,3 +186,38 @@ def test_a_standstill_counts_for_its_whole_length() -> None:
     lag = meter.stop()
     assert lag.max == pytest.approx(20.1)
     assert lag.p99 == pytest.approx(15.1, abs=1.0)
+
+
+# ---- TLS
+
+
+# Red if a certificate is not checked, or a hosted API could not be reached.
+def test_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*made, *names, "-keyout", tmp_path / "key", "-out", tmp_path / "cert"], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+
+    async def run() -> Reply:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(SHORT)
+                await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", ssl=context)
+        client = HttpClient(f"https://localhost:{server.sockets[0].getsockname()[1]}")
+        try:
+            return await client.request("GET", "/")
+        finally:
+            client.close()
+            server.close()
+
+    with pytest.raises(TransportError, match="certificate"):
+        in_event_loop(run())
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
+    assert in_event_loop(run()).body == b"ok"

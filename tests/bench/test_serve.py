@@ -180,7 +180,7 @@ def test_options_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         flags += ["--extra-body", '{"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": false}}', "--ignore-eos"]
         flags += ["--header", "x-team=vision", "--model", "other"]
         assert bench(stub.url, *flags, "--output", str(file)) == 0
-        assert bench(stub.url, *flags, "--output", str(file), "--api-key", "given", "--label", "second") == 0
+        assert bench(f"{stub.url}/v1/", *flags, "--output", str(file), "--api-key", "given", "--label", "second") == 0
         first, second = stub.questions[0], stub.questions[-1]
     assert len(stub.questions) == 10
     assert first.headers["authorization"] == "Bearer from-the-environment" and first.headers["x-team"] == "vision"
@@ -287,3 +287,36 @@ def test_mistakes_are_one_sentence(flags: list[str], said: str, capsys: pytest.C
     assert bench("http://127.0.0.1:9", *flags) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert said in error and error.startswith("sightline: ")
+
+
+# Red if nothing is seen of a run before its first answer is whole, or bars fill the logs of programs.
+def test_the_bar_shows_ttft_while_answers_come() -> None:
+    import os
+    import pty
+    import subprocess
+    import sys
+
+    with RunningStub(stream([0.05, 1.2], usage(9, 2))) as stub:
+        command = [
+            sys.executable,
+            "-m",
+            "sightline.cli.main",
+            "bench",
+            "serve",
+            "--base-url",
+            stub.url,
+            "--dataset-name",
+            "text",
+        ]
+        command += ["--num-prompts", "2", "--num-warmups", "0", "--seed", "1"]
+        master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+        shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, env=environment, timeout=120)
+        os.close(slave)
+        text = os.read(master, 1 << 16).decode()
+        os.close(master)
+        quiet = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert shown.returncode == quiet.returncode == 0
+    assert "Measuring" in text and "TTFT median" in text and "2/2" in text
+    assert text.index("TTFT median") < text.index("1/2") if "1/2" in text else True
+    assert "Measuring" not in quiet.stderr

@@ -4,6 +4,7 @@ Which times count is vLLM's choice, so that figures of `vllm bench serve` can st
 even if it has only a role or only the reason to end; the chunk with usage does not.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +93,10 @@ _DATA = b"data:"
 class StreamReader:
     """Takes the bytes of a stream of server-sent events, in whatever pieces they come, and fills an answer."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, begun: Callable[[Answer], None] = lambda answer: None) -> None:
+        """`begun` is told when the first chunk with choices has come."""
         self._answer = answer
+        self._begun = begun
         self._rest = b""
         self._texts: list[str] = []
         self._ended = False
@@ -122,6 +125,8 @@ class StreamReader:
             return
         answer.chunk_times.append(stamp)
         answer.end = stamp
+        if len(answer.chunk_times) == 1:
+            self._begun(answer)
         for choice in body.choices:
             answer.finish_reason = choice.finish_reason or answer.finish_reason
             delta = choice.delta

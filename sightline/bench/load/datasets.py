@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from sightline.bench.load.body import Medium, Sample, image_part, text_part, video_part
 from sightline.bench.load.custom import read_custom
@@ -16,7 +16,6 @@ from sightline.errors import ConfigError
 
 DatasetName = Literal["image", "text", "video", "mmmu", "custom"]
 DATASETS: tuple[DatasetName, ...] = ("image", "text", "video", "mmmu", "custom")
-T = TypeVar("T")
 _WARM_UP = 1 << 20  # numbers of warm-up requests begin here, so that a cache does not know the measured ones
 
 
@@ -104,13 +103,27 @@ def make_images(
     return _in_threads(lambda number: make_image(kind, (*seed, number)), numbers, told)
 
 
-def _in_threads(make: Callable[[int], T], numbers: Sequence[int], told: Callable[[int], None]) -> list[T]:
-    made = []
+def _in_threads(make: Callable[[int], Medium], numbers: Sequence[int], told: Callable[[int], None]) -> list[Medium]:
+    made: list[Medium] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # drawing and encoding run outside Python's lock
-        for item in pool.map(make, numbers):
+        for item in (make(number) for number in numbers[:1]):
+            check_memory(len(item.url) * len(numbers), len(numbers))
+            made.append(item)
+        for item in pool.map(make, numbers[1:]):
             made.append(item)
             told(len(made))
     return made
+
+
+def check_memory(wanted: int, count: int, free: int | None = None) -> None:
+    """All media of a run are in memory before the clock starts; refuses what would not fit, in bytes."""
+    if free is None:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > 0.8 * free:
+        raise ConfigError(
+            f"{count} images or videos would take {wanted / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free: "
+            "ask for fewer or smaller ones, or repeat some with --distinct-images."
+        )
 
 
 def _cycled(samples: Sequence[Sample], count: int, warm_up: bool) -> list[Sample]:

@@ -3,15 +3,28 @@
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from sightline.bench.load.answer import Answer
 from sightline.bench.load.lag import Lag, LagMeter
 from sightline.bench.load.target import Target
 
 Body = Sequence[bytes]
+
+
+class Watcher(Protocol):
+    """Is told of each answer when it begins and when it is whole."""
+
+    def begun(self, answer: Answer) -> None: ...
+
+    def take(self, answer: Answer) -> None: ...
+
+
+def _ignore(answer: Answer) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ async def generate_load(
     arrivals: Sequence[float],
     max_concurrency: int | None,
     stream: bool,
-    told: Callable[[Answer], None] = lambda answer: None,
+    watcher: Watcher | None = None,
 ) -> LoadResult:
     answers: list[Answer | None] = [None] * len(bodies)
     room: AbstractAsyncContextManager[object] = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
@@ -41,9 +54,10 @@ async def generate_load(
 
     async def send(place: int) -> None:
         async with room:
-            answer = await target.ask(bodies[place], stream, due=began + arrivals[place])
+            answer = await target.ask(bodies[place], stream, began + arrivals[place], watcher.begun if watcher else _ignore)
         answers[place] = answer
-        told(answer)
+        if watcher is not None:
+            watcher.take(answer)
 
     try:
         for place, due in enumerate(arrivals):

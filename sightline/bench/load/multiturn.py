@@ -4,7 +4,7 @@ A server that remembers needs the same time for each round; one that decodes, ha
 with every round.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -74,7 +74,7 @@ async def run_multiturn(config: MultiturnConfig, target: Target, tokens_per_word
             if config.warm_up:
                 await talker.talk(kind, _WARM_UP, min(2, config.rounds))
             starts = range(0, config.conversations * config.rounds, config.rounds)
-            talks = [await talker.talk(kind, first, config.rounds, bar.take) for first in starts]
+            talks = [await talker.talk(kind, first, config.rounds, bar) for first in starts]
             found += [_round(kind.resolution, number, talks) for number in range(config.rounds)]
     return found
 
@@ -86,9 +86,7 @@ class _Talker:
         self._config, self._target, self._per_word = config, target, tokens_per_word
         self._options = RequestOptions(target.model, True, config.ignore_eos, with_timings(config.extra_body, target))
 
-    async def talk(
-        self, kind: ImageKind, first: int, rounds: int, told: Callable[[Answer], None] = lambda answer: None
-    ) -> list[Answer]:
+    async def talk(self, kind: ImageKind, first: int, rounds: int, bar: Bar | None = None) -> list[Answer]:
         """One conversation about the pictures from number `first` on; ends early if an answer fails."""
         config = self._config
         messages: list[dict[str, Any]] = []
@@ -99,7 +97,9 @@ class _Talker:
             body = request_body(Sample(messages, config.output_len), self._options)
             answer = await self._target.ask(body, stream=True)
             answers.append(answer)
-            told(answer)
+            if bar is not None:
+                bar.begun(answer)
+                bar.take(answer)
             if answer.failure is not None:
                 break
             messages.append({"role": "assistant", "content": answer.text})

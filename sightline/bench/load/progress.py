@@ -52,11 +52,13 @@ class Bar(AbstractContextManager["Bar"]):
         if self._shown and (time.monotonic() - self._drawn > _EVERY_S or done == self._total):
             self._draw()
 
-    def take(self, answer: Answer) -> None:
-        if answer.failure is not None:
-            self._failed += 1
-        elif answer.ttft is not None:
+    def begun(self, answer: Answer) -> None:
+        if answer.ttft is not None:
             self._ttfts.append(answer.ttft)
+        self.set(self._done)
+
+    def take(self, answer: Answer) -> None:
+        self._failed += answer.failure is not None
         self.set(self._done + 1)
 
     def _draw(self) -> None:

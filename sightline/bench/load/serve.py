@@ -83,6 +83,7 @@ async def _measure(config: ServeConfig, target: Target, say: Callable[[str], Non
     options = RequestOptions(target.model, config.stream, config.ignore_eos, config.extra_body)
     with Bar("Preparing", config.num_prompts, config.progress) as bar:
         samples = make_samples(config.dataset, config.num_prompts, per_word, told=bar.set)
+        bar.set(config.num_prompts)
         warm_ups = make_samples(config.dataset, config.num_warmups, per_word, warm_up=True)
     bodies = [request_body(sample, options) for sample in samples]
     megabytes = sum(len(piece) for body in bodies for piece in body) / 1e6
@@ -91,13 +92,13 @@ async def _measure(config: ServeConfig, target: Target, say: Callable[[str], Non
         with Bar("Warming up", len(warm_ups), config.progress) as bar:
             warm_bodies = [request_body(sample, options) for sample in warm_ups]
             arrivals = [0.0] * len(warm_ups)
-            warm = await generate_load(target, warm_bodies, arrivals, config.max_concurrency, config.stream, bar.take)
+            warm = await generate_load(target, warm_bodies, arrivals, config.max_concurrency, config.stream, bar)
         failures = [answer.failure for answer in warm.answers if answer.failure is not None]
         if len(failures) == len(warm.answers):
             raise TargetError(f"Every warm-up request failed; the first one with {failures[0].kind}: {failures[0].message}")
     with Bar("Measuring", len(bodies), config.progress) as bar:
         arrivals = arrival_times(len(bodies), config.request_rate, config.dataset.seed)
-        result = await generate_load(target, bodies, arrivals, config.max_concurrency, config.stream, bar.take)
+        result = await generate_load(target, bodies, arrivals, config.max_concurrency, config.stream, bar)
     return ServeRun(target.model, result, statistics(result.answers, result.duration))
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -66,11 +66,17 @@ class Target:
             raise TargetError("The server names no model at /v1/models; name it with --model.")
         self.model = names[0]
 
-    async def ask(self, body: Sequence[bytes], stream: bool, due: float | None = None) -> Answer:
+    async def ask(
+        self,
+        body: Sequence[bytes],
+        stream: bool,
+        due: float | None = None,
+        begun: Callable[[Answer], None] = lambda answer: None,
+    ) -> Answer:
         """Sends one request and reads its answer. What goes wrong is a failure in the answer, never an exception."""
         answer = Answer(time.perf_counter())
         answer.queued = max(0.0, answer.start - due) if due is not None else 0.0
-        reader = StreamReader(answer) if stream else None
+        reader = StreamReader(answer, begun) if stream else None
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 reply = await self.client.request("POST", self.config.endpoint, body, reader.feed if reader else None)
