@@ -221,3 +221,28 @@ def test_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         in_event_loop(run())
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
     assert in_event_loop(run()).body == b"ok"
+
+
+# Red if the rest of a refused request is taken for the start of the next one.
+def test_an_answer_before_the_whole_request() -> None:
+    heads: list[bytes] = []
+
+    async def run() -> list[int]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(b"HTTP/1.1 413 Large\r\ncontent-length: 0\r\n\r\n" if len(heads) == 1 else SHORT)
+                await writer.drain()
+                await asyncio.sleep(1.0)  # reads no more
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", limit=1024)
+        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        first = await client.request("POST", "/", [b"x" * (1 << 26)])
+        second = await client.request("GET", "/")
+        client.close()
+        server.close()
+        return [first.status, second.status]
+
+    assert in_event_loop(run()) == [413, 200]
+    assert len(heads) == 2 and heads[1].startswith(b"GET / ")

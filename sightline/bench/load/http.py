@@ -99,6 +99,8 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             self._reply = self._done = self._listener = None
+            if self._transport.get_write_buffer_size():
+                self.usable = False  # answered before it had the whole request
             self.last_used = time.perf_counter()
 
     def close(self) -> None:
