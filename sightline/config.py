@@ -129,6 +129,9 @@ class EngineConfig:
     compact_patches: bool = setting(
         True, "Whether a still image is one frame for the tower, with folded weights, rather than the same frame repeated."
     )
+    tower_graphs: bool = setting(
+        False, "Whether the vision tower runs as CUDA graphs on batches they pay for; needs a GPU and flash-attn-4."
+    )
     lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
     page_size: int = setting(16, "Tokens per page of the key/value cache.")
     kv_cache_gb: float | None = setting(

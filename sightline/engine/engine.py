@@ -14,9 +14,10 @@ from sightline.config import EngineConfig
 from sightline.engine.answers import Answer, FinishReason
 from sightline.engine.forming import Forming
 from sightline.engine.memory import BLOCK_ROWS, plan_memory
-from sightline.errors import PromptError, UserError
+from sightline.errors import ConfigError, PromptError, UserError
 from sightline.grammar.compile import Grammar
 from sightline.models.model import VisionLanguageModel
+from sightline.models.tower import VisionTower
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
 from sightline.run.kv_cache import allocate_pages
@@ -31,6 +32,7 @@ from sightline.stream.detokenise import IncrementalText
 from sightline.timing import StageClock
 from sightline.types import Completion, MediaItem, Request, TokenLogprob
 from sightline.vision.arena import EmbeddingArena
+from sightline.vision.graphs import TowerGraphs, capture_cuda_graphs, graphs_are_possible
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Engine:
             EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype),
             self.schedule.embeddings,
             compact_patches=config.compact_patches,
+            tower_graphs=_tower_graphs(model.vision, config),
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
@@ -354,3 +357,11 @@ def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled | None)
         best = tuple(zip(top_ids[number][:count], top[number][:count], strict=True))
         found[answers[number].sequence.id] = TokenLogprob(ids[number], chosen[number], best)
     return found
+
+
+def _tower_graphs(tower: VisionTower, config: EngineConfig) -> TowerGraphs | None:
+    if not config.tower_graphs:
+        return None
+    if not graphs_are_possible(tower):
+        raise ConfigError("tower_graphs is on, but the tower's attention here is not flash-attn-4 on a GPU, which graphs need.")
+    return TowerGraphs(tower, capture_cuda_graphs(tower.patch_embed.weight.device))

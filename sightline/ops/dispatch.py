@@ -65,6 +65,9 @@ class Twin(Generic[P, R]):
     name: str
     run: Callable[P, R]
     when: Callable[P, bool]
+    recordable: bool = (
+        False  # whether a graph of it stays right when tensors change: it takes nothing that varies from the host
+    )
 
 
 class Op(Generic[P, R]):
@@ -85,11 +88,11 @@ class Op(Generic[P, R]):
                     return twin.run(*args, **kwargs)
         return self.definition(*args, **kwargs)
 
-    def twin(self, name: str, when: Callable[P, bool]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    def twin(self, name: str, when: Callable[P, bool], recordable: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorator: registers a faster function under `name`, used when `when(...)` holds."""
 
         def register(run: Callable[P, R]) -> Callable[P, R]:
-            self.twins.append(Twin(name, run, when))
+            self.twins.append(Twin(name, run, when, recordable))
             return run
 
         return register

@@ -19,6 +19,7 @@ from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem
 from sightline.vision.arena import EmbeddingArena
+from sightline.vision.graphs import TowerGraphs
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
 
@@ -58,8 +59,9 @@ class Runner:
         embeddings: EmbeddingCache,
         decode_threads: int = DECODE_THREADS,
         compact_patches: bool = True,
+        tower_graphs: TowerGraphs | None = None,
     ) -> None:
-        self.model, self.processor, self._compact = model, processor, compact_patches
+        self.model, self.processor, self._compact, self._graphs = model, processor, compact_patches, tower_graphs
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
         self.device = arena.rows.device
         self.counts = RunnerCounts()
@@ -128,7 +130,8 @@ class Runner:
         counts.peak_patches = max(counts.peak_patches, total)
         counts.peak_items = max(counts.peak_items, len(items))
         batch = make_tower_batch(patches, [item.grid for item in items], self.model.spec.vision, self.device)
-        return self.model.encode(batch)
+        rows = self._graphs.run(batch) if self._graphs is not None else None
+        return rows if rows is not None else self.model.encode(batch)
 
     def compute(self, chunks: Seq[Chunk], rows: Seq[SamplingRow]) -> Sampled | None:
         """Computes the chunks' tokens; samples one for each chunk that samples, in order. Does not wait for the device."""

@@ -14,7 +14,8 @@ def _takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and size % 16 == 0 and 64 <= size <= 128 and aligned
 
 
-@segment_attention.twin("flash-attn-4", when=_takes)
+# Segments come from their starts on the device; the longest length is only a bound.
+@segment_attention.twin("flash-attn-4", when=_takes, recordable=True)
 def segment_attention_fa4(
     q: torch.Tensor,
     k: torch.Tensor,

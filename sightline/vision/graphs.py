@@ -1,0 +1,163 @@
+"""The tower as CUDA graphs: the launches of a forward pass, recorded once per bucket of sizes and replayed.
+
+A graph remembers addresses and counts, not values. So all that varies lies in buffers that are rewritten before each replay:
+
+    patches, places   | of this batch … | left over from others |     rows past the batch belong to no segment: attention never
+    segment starts    0 … n | n n n n n                               reads them, every other op treats rows apart, and nobody
+    result            | of this batch … | meaningless           |     copies them out
+
+The result is copied before it is handed out, so a later replay cannot change it. All graphs share one pool of memory: only one
+runs at a time. Larger batches than the largest bucket gain nothing from a graph and run without.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sightline.models.inputs import TowerBatch, WindowLayout
+from sightline.models.tower import TowerBlock, VisionTower
+from sightline.ops.attention import segment_attention
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  # -> how to run it again, where its result is
+
+SEGMENTS = (1, 4, 16, 64)  # empty segments cost a little each, so a lone image does not carry sixty-three of them
+_SMALLEST, _UNIT, _GROWTH = 256, 64, 1.15  # patches of the smallest bucket; all are multiples of the unit
+
+
+@dataclass(frozen=True)
+class Bucket:
+    patches: int
+    segments: int  # frames
+    windows: int  # windows of attention; 0 for towers without
+
+
+def patch_buckets(most: int) -> list[int]:
+    found = [_SMALLEST]
+    while found[-1] < most:
+        found.append(min(most, -(-int(found[-1] * _GROWTH) // _UNIT) * _UNIT))
+    return found
+
+
+class TowerGraphs:
+    def __init__(self, tower: VisionTower, capture: Capture, most_patches: int = 8192) -> None:
+        """`most_patches` is a multiple of 64."""
+        assert most_patches % _UNIT == 0
+        self._tower, self._capture = tower, capture
+        self._buckets = patch_buckets(most_patches)
+        self._graphs: dict[Bucket, tuple[Replay, torch.Tensor]] = {}
+        spec, weight = tower.spec, tower.patch_embed.folded
+        device = weight.device
+        self._unit = spec.merge_size**2
+        rows = most_patches // self._unit
+
+        def whole(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.ones(shape, dtype=dtype, device=device)
+
+        self._patches = torch.zeros(most_patches, weight.shape[1], dtype=weight.dtype, device=device)
+        self._row_col, self._grid_size = whole(most_patches, 2), whole(most_patches, 2)
+        self._starts = whole(SEGMENTS[-1] + 1)
+        self._numbers = torch.arange(rows, device=device)  # the order of rows that no window has
+        self._order, self._inverse = self._numbers.clone(), self._numbers.clone()
+        self._window_starts = whole(most_patches // self._unit + 1)
+
+    def bucket_of(self, batch: TowerBatch) -> Bucket | None:
+        """The smallest bucket that the batch fits; None if there is none, or if it has clips, whose patches are wider."""
+        if len(batch.patches) != 1 or batch.patches[0].shape[1] != self._patches.shape[1]:
+            return None
+        count, frames = len(batch.patches[0]), len(batch.segment_lengths)
+        patches = next((size for size in self._buckets if size >= count), None)
+        segments = next((size for size in SEGMENTS if size >= frames), None)
+        if patches is None or segments is None:
+            return None
+        # A window has at least one row, so a bucket's rows bound them; half of that is enough for all but the narrowest images.
+        windows = 0
+        if batch.windows is not None:
+            rows = patches // self._unit
+            windows = next(size for size in (rows // 8, rows // 2, rows) if size >= len(batch.windows.lengths) or size == rows)
+        return Bucket(patches, segments, windows)
+
+    def run(self, batch: TowerBatch) -> torch.Tensor | None:
+        """Rows of the batch, as the tower gives them; None where no bucket fits."""
+        bucket = self.bucket_of(batch)
+        if bucket is None:
+            return None
+        self._fill(batch, bucket)
+        if bucket not in self._graphs:
+            static = self._static_batch(bucket)
+            self._graphs[bucket] = self._capture(lambda: self._tower(static))
+        replay, rows = self._graphs[bucket]
+        replay()
+        return rows[: len(batch.patches[0]) // self._unit].clone()
+
+    def _fill(self, batch: TowerBatch, bucket: Bucket) -> None:
+        count = len(batch.patches[0])
+        self._patches[:count].copy_(batch.patches[0])
+        self._row_col[:count].copy_(batch.row_col)
+        self._grid_size[:count].copy_(batch.grid_size)
+        _fill_starts(self._starts[: bucket.segments + 1], batch.segment_starts, count)
+        if batch.windows is not None:
+            rows, end = count // self._unit, bucket.patches // self._unit
+            for buffer, own in ((self._order, batch.windows.order), (self._inverse, batch.windows.inverse)):
+                buffer[:rows].copy_(own)
+                buffer[rows:end].copy_(self._numbers[rows:end])
+            _fill_starts(self._window_starts[: bucket.windows + 1], batch.windows.starts, count)
+
+    def _static_batch(self, bucket: Bucket) -> TowerBatch:
+        """What the graph reads. Lengths bound segments from above: kernels take them from the starts."""
+        rows = bucket.patches // self._unit
+        windows = None
+        if bucket.windows:
+            window = self._tower.spec.window
+            assert window is not None
+            longest = (window.window_pixels // self._tower.spec.patch_size) ** 2
+            starts = self._window_starts[: bucket.windows + 1]
+            windows = WindowLayout(self._order[:rows], self._inverse[:rows], starts, (longest,))
+        return TowerBatch(
+            patches=(self._patches[: bucket.patches],),
+            row_col=self._row_col[: bucket.patches],
+            grid_size=self._grid_size[: bucket.patches],
+            segment_starts=self._starts[: bucket.segments + 1],
+            segment_lengths=(bucket.patches,),
+            windows=windows,
+        )
+
+
+def graphs_are_possible(tower: VisionTower) -> bool:
+    """Whether the tower's attention runs where all that varies is on the device."""
+    weight = tower.patch_embed.folded
+    if weight.device.type != "cuda":
+        return False
+    block = tower.blocks[0]
+    assert isinstance(block, TowerBlock)
+    places = block.qkv.weight.shape[0] // (3 * block.heads)
+    q, k, v = torch.empty(8, 3, block.heads, places, dtype=weight.dtype, device=weight.device).unbind(1)
+    starts = torch.tensor([0, 8], dtype=torch.int32, device=weight.device)
+    used = next((twin for twin in segment_attention.twins if twin.when(q, k, v, starts, (8,), 1.0)), None)
+    return used is not None and used.recordable
+
+
+def _fill_starts(buffer: torch.Tensor, starts: torch.Tensor, end: int) -> None:
+    """The batch's own, then empty segments."""
+    buffer[: len(starts)].copy_(starts)
+    buffer[len(starts) :].fill_(end)
+
+
+def capture_cuda_graphs(device: torch.device) -> Capture:
+    """Records on a stream of its own, into a pool that all graphs share. What is compiled at first use is compiled before."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            out = run()
+        return graph.replay, out
+
+    return capture

@@ -1,0 +1,156 @@
+"""Graphs of the tower give what the tower gives, whatever ran before. Red when a buffer is not rewritten or rows leak.
+
+On a CPU a "graph" runs the recorded function again on the same buffers, which has all of a graph's dangers but the device's.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline import LLM
+from sightline.errors import ConfigError
+from sightline.models.families import read_model_spec
+from sightline.models.load import load_model
+from sightline.models.tower import VisionTower
+from sightline.ops.attention import segment_attention
+from sightline.ops.dispatch import Twin
+from sightline.vision.graphs import SEGMENTS, TowerGraphs, capture_cuda_graphs, patch_buckets
+from sightline.vision.tower_batch import Grid, make_tower_batch
+
+FAMILIES = ["qwen3-vl", "qwen2.5-vl", "glm-4.1v"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+MOST = 1024
+
+
+def attention_by_starts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segment_starts: torch.Tensor,
+    segment_lengths: tuple[int, ...],
+    scale: float,
+) -> torch.Tensor:
+    """As graphs need it: segments come from the starts alone. Rows behind the last one get nothing (not a number)."""
+    number = torch.arange(len(q), device=q.device, dtype=segment_starts.dtype)
+    segment = torch.searchsorted(segment_starts, number, right=True)
+    allowed = segment[:, None] == segment[None, :]
+    behind = number >= segment_starts[-1]
+    v = v.masked_fill(behind[:, None, None], 0)  # a kernel would not read them; 0 * nan is not 0
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
+    out = torch.einsum("hqk,khd->qhd", scores.masked_fill(~allowed, float("-inf")).softmax(-1), v.float()).to(q.dtype)
+    out[behind] = float("nan")
+    return out
+
+
+@pytest.fixture(autouse=True)
+def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(segment_attention, "twins", [Twin("by starts", attention_by_starts, lambda *_, **__: True)])
+    yield
+
+
+def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """A recorded function for the CPU: its result is always at the same place."""
+    out = run()
+
+    def replay() -> None:
+        out.copy_(run())
+
+    return replay, out
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=FAMILIES)
+def tower(request: pytest.FixtureRequest, tiny_checkpoints: dict[str, Path], device: torch.device) -> VisionTower:
+    folder = tiny_checkpoints[request.param]
+    return load_model(read_model_spec(folder), folder, device, torch.float32, 64).vision.requires_grad_(False)
+
+
+def graphs_of(tower: VisionTower) -> TowerGraphs:
+    device = tower.patch_embed.weight.device
+    return TowerGraphs(tower, capture_cuda_graphs(device) if device.type == "cuda" else run_again, MOST)
+
+
+class Batches:
+    """Random batches of given grids, and what the tower says of them without a graph."""
+
+    def __init__(self, tower: VisionTower) -> None:
+        self.tower, self.spec = tower, tower.spec
+        self.device = tower.patch_embed.weight.device
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, grids: list[Grid]) -> tuple[object, torch.Tensor]:
+        width = self.spec.in_channels * self.spec.patch_size**2
+        patches = [torch.randn(t * h * w, width, generator=self.generator).to(self.device) for t, h, w in grids]
+        batch = make_tower_batch(patches, grids, self.spec, self.device)
+        return batch, self.tower(batch)
+
+
+def close(found: torch.Tensor | None, expected: torch.Tensor) -> None:
+    assert found is not None
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_small_large_small_and_other_splits(tower: VisionTower) -> None:
+    graphs, batches = graphs_of(tower), Batches(tower)
+    kept = []
+    orders: list[list[Grid]] = [
+        [(1, 4, 6)],
+        [(1, 20, 40)],
+        [(1, 6, 4)],  # as many patches as the first, another shape
+        [(1, 8, 8), (1, 4, 8), (1, 2, 2)],
+        [(1, 4, 8), (1, 8, 8), (1, 2, 2)],  # as many patches, cut elsewhere
+        [(1, 10, 10)],
+        [(1, 4, 6)],
+    ]
+    for grids in orders:
+        batch, expected = batches(grids)
+        found = graphs.run(batch)
+        close(found, expected)
+        kept.append((found, expected))
+    for found, expected in kept:  # what was handed out does not change when others run
+        close(found, expected)
+
+
+@torch.inference_mode()
+def test_random_mixes(tower: VisionTower, device: torch.device) -> None:
+    graphs, batches, draw = graphs_of(tower), Batches(tower), random.Random(0)
+    for _ in range(500 if device.type == "cuda" else 25):
+        grids, patches = [], 0
+        for _ in range(draw.randint(1, 5)):
+            grid = (1, 2 * draw.randint(1, 10), 2 * draw.randint(1, 10))
+            if patches + grid[1] * grid[2] <= MOST:
+                grids.append(grid)
+                patches += grid[1] * grid[2]
+        batch, expected = batches(grids)
+        close(graphs.run(batch), expected)
+
+
+@torch.inference_mode()
+def test_what_fits_no_bucket_is_left_to_the_tower(tower: VisionTower) -> None:
+    graphs, batches = graphs_of(tower), Batches(tower)
+    assert graphs.run(batches([(1, 40, 40)])[0]) is None  # more patches than the largest bucket
+    assert graphs.run(batches([(1, 2, 2)] * (SEGMENTS[-1] + 1))[0]) is None
+    spec = tower.spec
+    clip = torch.randn(16, spec.in_channels * spec.temporal_patch_size * spec.patch_size**2, device=batches.device)
+    assert graphs.run(make_tower_batch([clip], [(1, 4, 4)], spec, batches.device)) is None
+
+
+def test_graphs_are_refused_where_they_cannot_be(tiny_checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="tower_graphs is on, but"):
+        LLM(tiny_checkpoints["qwen3-vl"], device="cpu", tower_graphs=True)
+
+
+def test_buckets_waste_little() -> None:
+    found = patch_buckets(8192)
+    assert found[0] == 256 and found[-1] == 8192 and all(size % 64 == 0 for size in found)
+    assert all(small < large <= 1.2 * small + 64 for small, large in itertools.pairwise(found))
+    assert len(found) < 32
