@@ -8,6 +8,7 @@ import gc
 import ipaddress
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -44,6 +45,7 @@ def serve(config: Config) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers' requests
     silence_warnings()
+    _allow_open_files()
     return uvloop.run(_Server(config).run())
 
 
@@ -144,6 +146,13 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _allow_open_files() -> None:
+    """As many as we may have: with the usual 1024, as many idle connections would keep everybody else out."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems name a limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,5 +1,7 @@
 """One server for all tests that do not harm it, and one for those that try."""
 
+import contextlib
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -21,5 +23,11 @@ def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "--max-num-seqs 8 --max-num-batched-tokens 256 --kv-cache-gb 0.1 --embedding-cache-gb 0.05 "
         "--allow-private-media --allowed-media-ports"
     )
-    with running(tmp_path_factory.mktemp("sturdy"), *flags.split()) as made:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (250, most))  # as on machines with a low limit: it is expected to raise it
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(running(tmp_path_factory.mktemp("sturdy"), *flags.split()))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
         yield made

@@ -24,7 +24,8 @@ HELD_OPEN = {  # what is sent, and what follows its answer
 
 
 def test_slow_connections_hold_up_nobody_and_have_an_end(sturdy: RunningServer) -> None:
-    """Fifty that send a byte of headers or of a body now and then, and some whose bytes might stop all clocks."""
+    """Fifty that send a byte of headers or of a body now and then, some whose bytes might stop all clocks, and hundreds that
+    send nothing, which are more than the files that a process may have open if it does not ask for more."""
     headers, body = head("X-Long: " + "x" * 1000), request({**HELLO, "user": "x" * 1000})
     start = body.index(b"\r\n\r\n") + 4
     with Watch(sturdy), contextlib.ExitStack() as stack:
@@ -36,6 +37,7 @@ def test_slow_connections_hold_up_nobody_and_have_an_end(sturdy: RunningServer) 
                 held[why].sendall(then)
         slow = [(stack.enter_context(connection(sturdy)), headers, 20) for _ in range(25)]
         slow += [(stack.enter_context(connection(sturdy)), body, start) for _ in range(25)]
+        silent = [stack.enter_context(connection(sturdy)) for _ in range(250)]
         for client, data, sent in slow:
             client.sendall(data[:sent])
         for turn in range(10):
@@ -46,6 +48,8 @@ def test_slow_connections_hold_up_nobody_and_have_an_end(sturdy: RunningServer) 
         for client, *_ in slow:
             assert read_answer(client).status == 408
             assert is_closed(client)
+        for client in silent:
+            assert read_answer(client).status == 408
         for why, client in held.items():
             assert is_closed(client), why
 

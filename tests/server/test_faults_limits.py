@@ -152,8 +152,7 @@ def test_forms_that_take_long_to_judge_hold_up_only_each_other(sturdy: RunningSe
         for number in range(3):
             assert sturdy.chat([image_part(6000 + number), text_part("What?")], user="x" * 10_000).choices
         assert len(select.select(askers, [], [], 0)[0]) <= 2, "images were answered after the forms"
-        assert read_answer(askers[0]).status == 400
-        # The others leave: those in line are not judged at all.
+        # They leave: those in line are not judged at all.
 
 
 def test_long_answers_with_log_probabilities_hold_up_nobody(sturdy: RunningServer) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from server import health_poller
-from server.media import image_part, text_part
+from server.media import image_part, png, text_part
 from server.running import ADMIN, RunningServer, wait_for
 
 HEALTH_S = 0.1  # the 99th of 100 answers of /health, less the time in which the machine had no processor for it
@@ -122,6 +122,7 @@ def warm_up(server: RunningServer, again: bool = False) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(16)))
+    server.chat([image_part(png(9000) + bytes(200_000)), text_part("What?")])  # large enough to be sent without a copy
     server.is_warm = True  # type: ignore[attr-defined]
 
 
