@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sightline.cli import bench_compare, bench_multiturn, bench_probe, bench_serve, bench_tower
+from sightline.cli import bench_compare, bench_multiturn, bench_probe, bench_serve, bench_stages, bench_tower
 from sightline.cli.flags import add_flags, from_flags
 from sightline.config import Config, ModelConfig
 
@@ -14,7 +14,7 @@ from sightline.config import Config, ModelConfig
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure")
     actions = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=type(parser))
-    for module in (bench_serve, bench_multiturn, bench_probe, bench_compare, bench_tower):
+    for module in (bench_serve, bench_multiturn, bench_probe, bench_compare, bench_tower, bench_stages):
         module.add_command(actions)
     pages = actions.add_parser("pages", help="time of prefill and decode steps by page size")
     pages.add_argument(

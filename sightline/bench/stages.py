@@ -1,0 +1,278 @@
+"""Where the time to a request's first token goes, stage by stage, with torch definitions (before) and with twins (after).
+
+The stages from bytes to embedding rows are marked inside one pass through the same functions that the engine calls, nothing
+waiting between them; the language model's share is what the engine itself notes. Beside them the same request is asked of the
+engine, caches emptied, and timed from messages to first token: what the stages do not explain is `other`. It is below zero
+where the engine overlaps what the pass does in sequence.
+"""
+
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from sightline.bench.load.images import parse_resolution, photo
+from sightline.bench.stage_floors import STAGES, Load, Rates, stage_floors
+from sightline.bench.stage_spans import Spans
+from sightline.config import Config
+from sightline.engine.engine import Engine
+from sightline.engine.load import load_engine
+from sightline.errors import ConfigError
+from sightline.media.decode import decode_image
+from sightline.models.files import ModelFiles, read_model_files
+from sightline.models.tower import VisionTower
+from sightline.ops.dispatch import definitions_only
+from sightline.ops.position_grid import add_position_grid
+from sightline.ops.rotary import vision_rotary
+from sightline.prompt.request import build_request
+from sightline.run.runner import DECODE_THREADS
+from sightline.run.sampling_params import resolve_sampling
+from sightline.timing import StageClock
+from sightline.types import MediaItem, Message, Request, SamplingParams
+from sightline.vision.patches import cut, upload
+from sightline.vision.tower_batch import make_tower_batch
+
+T = TypeVar("T")
+
+_WARMUPS = 2
+_JPEG_QUALITY = 90
+_QUESTION = "What do these pictures show?"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The pictures of one request."""
+
+    name: str
+    sizes: tuple[tuple[int, int], ...]  # width and height of each
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Milliseconds, medians."""
+
+    stages: Mapping[str, float]
+    ttft_ms: float
+    ttfts_ms: tuple[float, ...]  # of each run, to see the noise
+    pixels_ms: float  # bytes to patches in one piece, as the engine runs it: images side by side
+    vision_ms: float  # patches to embedding rows in one piece, as the engine runs it
+
+    @property
+    def other_ms(self) -> float:
+        return self.ttft_ms - sum(self.stages.values())
+
+
+@dataclass(frozen=True)
+class StageCost:
+    name: str
+    images: int
+    load: Load
+    before: StageTimes
+    after: StageTimes
+    floors: Mapping[str, float]  # milliseconds by stage
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Milliseconds of one run; the fields as in StageTimes."""
+
+    stages: Mapping[str, float]
+    ttft_ms: float
+    pixels_ms: float
+    vision_ms: float
+
+
+def _medians(runs: Sequence[_Run]) -> StageTimes:
+    return StageTimes(
+        stages={stage: statistics.median(run.stages.get(stage, 0.0) for run in runs) for stage in STAGES},
+        ttft_ms=statistics.median(run.ttft_ms for run in runs),
+        ttfts_ms=tuple(run.ttft_ms for run in runs),
+        pixels_ms=statistics.median(run.pixels_ms for run in runs),
+        vision_ms=statistics.median(run.vision_ms for run in runs),
+    )
+
+
+def make_shapes(sizes: Sequence[str], counts: Sequence[int], mixed: bool) -> list[Shape]:
+    """A request for each size and each number of images; `mixed`, one for each number, whose images have the sizes in turn."""
+    for count in counts:
+        if count < 1:
+            raise ConfigError(f"--images is {count}, but must be at least 1.")
+    parsed = {size.lower(): _parse_size(size) for size in sizes}
+    groups = [list(parsed)] if mixed else [[name] for name in parsed]
+    found = []
+    for names in groups:
+        for count in counts:
+            name = "+".join(names) if count == 1 else f"{count}x{'+'.join(names)}"
+            found.append(Shape(name, tuple(parsed[names[number % len(names)]] for number in range(count))))
+    return found
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    """Width and height; a lone number is a square."""
+    return parse_resolution(f"{text}x{text}" if text.isdecimal() else text)
+
+
+class StageBench:
+    """A loaded model and the requests to ask of it."""
+
+    def __init__(self, config: Config, shapes: Sequence[Shape], repeats: int, rates: Rates) -> None:
+        if repeats < 1:
+            raise ConfigError(f"--repeats is {repeats}, but must be at least 1.")
+        self.config, self.repeats, self.rates = config, repeats, rates
+        self.files = read_model_files(config.model, config.media)
+        self._messages = {shape.name: _messages(shape) for shape in shapes}
+        # Prompts are known before weights are read, so one that is too long is refused at once.
+        longest = max(len(self._request(messages)) for messages in self._messages.values())
+        self.engine = _load(config, self.files, longest)
+        self._sampling = resolve_sampling(
+            SamplingParams(max_tokens=1, temperature=0), self.files.defaults.sampling, self.files.spec.text.vocab_size
+        )
+        self._decoders = ThreadPoolExecutor(DECODE_THREADS)
+
+    def close(self) -> None:
+        self._decoders.shutdown()
+        self.engine.close()
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.runner.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.engine.runner.arena.rows.dtype
+
+    def measure(self, shape: Shape) -> StageCost:
+        messages = self._messages[shape.name]
+        request = self._request(messages)
+        before, after = [], []
+        for _ in range(_WARMUPS + self.repeats):  # in turn, so that a machine that slows down slows both
+            with definitions_only():
+                before.append(self._run(messages, request.items))
+            after.append(self._run(messages, request.items))
+        vision = self.files.spec.vision
+        per_frame = vision.in_channels * vision.patch_size**2
+        load = Load(
+            pixels=sum(width * height for width, height in shape.sizes),
+            grids=tuple(item.grid for item in request.items),
+            prompt_tokens=len(request),
+            features=per_frame * (1 if self.config.engine.compact_patches else vision.temporal_patch_size),
+            itemsize=self.dtype.itemsize,
+        )
+        floors = stage_floors(vision, self.files.spec.text, load, self.rates)
+        return StageCost(shape.name, len(shape.sizes), load, _medians(before[_WARMUPS:]), _medians(after[_WARMUPS:]), floors)
+
+    def _run(self, messages: Sequence[Message], items: Sequence[MediaItem]) -> _Run:
+        runner = self.engine.runner
+        stages = self._pass(items)
+        ttft_ms, timings = self._ask(messages)
+        pixels_ms, made = self._timed(lambda: runner.make_patches_of(items, StageClock()))
+        patches = [one for one in made if isinstance(one, torch.Tensor)]
+        vision_ms, _ = self._timed(lambda: runner.encode_patches(items, patches))
+        return _Run({**stages, "prefill": 1000 * timings["prefill"]}, ttft_ms, pixels_ms, vision_ms)
+
+    def _timed(self, run: Callable[[], T]) -> tuple[float, T]:
+        """Milliseconds from call to completion, and the result."""
+        self._wait()
+        start = time.perf_counter()
+        result = run()
+        self._wait()
+        return 1000 * (time.perf_counter() - start), result
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @torch.inference_mode()
+    def _pass(self, items: Sequence[MediaItem]) -> dict[str, float]:
+        """Bytes to embedding rows, each stage marked: milliseconds by stage."""
+        vision, image = self.engine.model.vision, self.files.processor.image
+        compact = self.config.engine.compact_patches
+        spans = Spans(self.device)
+        self._wait()
+        with spans.stage("decode"):
+            several = self._decoders.map if len(items) > 1 else map
+            pixels = list(several(decode_image, [item.ref for item in items]))
+        with spans.stage("upload"):
+            frames = [upload([one], self.device) for one in pixels]
+        with spans.stage("resize_patchify"):
+            patches = [cut(one, item, image, self.dtype, compact) for one, item in zip(frames, items, strict=True)]
+        with spans.stage("rotary"):  # where patches stand
+            batch = make_tower_batch(patches, [item.grid for item in items], vision.spec, self.device)
+        with _parts_marked(vision, spans), spans.stage("blocks"):  # what is no part with a name of its own
+            vision(batch)
+        self._wait()
+        found = spans.milliseconds()
+        for stage in STAGES:
+            if stage not in found and stage != "prefill" and (stage != "position_embed" or vision.position_table is not None):
+                raise RuntimeError(f"The tower has no {STAGES[stage]} where this benchmark looks for it.")
+        return found
+
+    def _ask(self, messages: Sequence[Message]) -> tuple[float, Mapping[str, float]]:
+        """Milliseconds from messages to first token, with nothing cached, and what the engine noted."""
+        self.engine.flush()
+        self._wait()
+        clock = StageClock()
+        start = time.perf_counter()
+        request = self._request(messages, clock)
+        self.engine.add(request, self._sampling, end_tokens=frozenset(), clock=clock)
+        while True:
+            for update in self.engine.step():
+                if update.error is not None:
+                    raise update.error
+                if update.completion is not None:
+                    return 1000 * (time.perf_counter() - start), update.completion.timings
+
+    def _request(self, messages: Sequence[Message], clock: StageClock | None = None) -> Request:
+        files = self.files
+        return build_request(
+            messages,
+            template=files.template,
+            tokenizer=files.tokenizer,
+            spec=files.spec,
+            processor=files.processor,
+            limits=self.config.media,
+            max_len=files.max_model_len - 1,
+            clock=clock,
+        )
+
+
+def _parts_marked(vision: VisionTower, spans: Spans) -> contextlib.ExitStack:
+    """Inside, the tower's forward pass says when it begins and ends its parts."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(spans.module(vision.patch_embed, "patch_embed"))
+        if vision.patch_norm is not None:
+            stack.enter_context(spans.module(vision.patch_norm, "patch_embed"))
+        stack.enter_context(spans.op(add_position_grid, "position_embed"))
+        stack.enter_context(spans.op(vision_rotary, "rotary"))
+        for merger in (vision.merger, *vision.deepstack_mergers):
+            stack.enter_context(spans.module(merger, "mergers"))
+        return stack.pop_all()
+
+
+def _messages(shape: Shape) -> list[Message]:
+    content: list[dict[str, Any]] = []
+    for number, (width, height) in enumerate(shape.sizes):
+        buffer = io.BytesIO()
+        pixels = photo(np.random.default_rng([width, height, number]), width, height)
+        Image.fromarray(pixels).save(buffer, "jpeg", quality=_JPEG_QUALITY)
+        content.append({"type": "image", "image": buffer.getvalue()})
+    return [{"role": "user", "content": [*content, {"type": "text", "text": _QUESTION}]}]
+
+
+def _load(config: Config, files: ModelFiles, longest: int) -> Engine:
+    """Pages for the longest prompt and no more, unless settings say so: definitions need the rest of a GPU for scratch."""
+    files = replace(files, max_model_len=min(files.max_model_len, longest + 2))
+    settings, text = config.engine, files.spec.text
+    if settings.kv_cache_gb is None:
+        pages = -(-files.max_model_len // max(1, settings.page_size)) + 3
+        numbers = 2 * text.num_layers * settings.page_size * text.num_kv_heads * text.head_dim
+        settings = replace(settings, kv_cache_gb=4 * pages * numbers / 1024**3)  # 4 bytes is the widest dtype
+    return load_engine(replace(config, engine=settings), files)

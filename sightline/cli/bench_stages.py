@@ -1,0 +1,76 @@
+"""`sightline bench stages`: where the time to the first token goes, before and after, beside the floor of each stage."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from sightline.cli.flags import add_config_flags, config_from_flags
+
+
+def add_command(actions: Any) -> None:
+    stages = actions.add_parser("stages", help="time to first token by stage, with torch definitions and with twins")
+    sizes = ["560", "720p", "1080p", "2k"]
+    stages.add_argument(
+        "--sizes",
+        nargs="+",
+        default=sizes,
+        metavar="SIZE",
+        help="sizes of images: a name such as 1080p, HEIGHTxWIDTH, or the side of a square (default: 560 720p 1080p 2k)",
+    )
+    stages.add_argument("--images", type=int, nargs="+", default=[1], metavar="N", help="images in a request (default: 1)")
+    stages.add_argument("--mixed", action="store_true", help="the images of a request have the sizes in turn")
+    stages.add_argument("--repeats", type=int, default=10, metavar="N", help="runs to take medians over (default: 10)")
+    stages.add_argument("--rate", type=float, default=790.0, metavar="X", help="TFLOP/s for the floor (default: 790)")
+    stages.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="memory, TB/s for the floor (default: 4.3)")
+    stages.add_argument(
+        "--upload-bandwidth", type=float, default=63.0, metavar="X", help="host to device, GB/s for the floor (default: 63)"
+    )
+    stages.add_argument(
+        "--decode-rate", type=float, default=9.0, metavar="X", help="billion pixels/s for the floor (default: 9)"
+    )
+    stages.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    stages.add_argument("--plot", type=Path, metavar="FILE", help="PNG to draw, a stacked bar per request")
+    stages.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_config_flags(stages)
+    stages.set_defaults(run=run, subparser=stages)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from sightline.bench.stage_floors import Rates
+    from sightline.bench.stage_plot import draw_stages
+    from sightline.bench.stage_report import as_json, figures, table
+    from sightline.bench.stages import StageBench, make_shapes
+    from sightline.bench.summary import add_to_summary
+    from sightline.cli.bench import command, keep
+    from sightline.errors import ConfigError
+
+    for flag in ("rate", "bandwidth", "upload_bandwidth", "decode_rate"):
+        if not getattr(arguments, flag) > 0:
+            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(arguments, flag)}, but must be above 0.")
+    rates = Rates(
+        operations=1e12 * arguments.rate,
+        bandwidth=1e12 * arguments.bandwidth,
+        upload=1e9 * arguments.upload_bandwidth,
+        decode=1e9 * arguments.decode_rate,
+    )
+    shapes = make_shapes(arguments.sizes, arguments.images, arguments.mixed)
+    bench = StageBench(config_from_flags(arguments), shapes, arguments.repeats, rates)
+    costs = []
+    try:
+        print("before: torch definitions; after: twins; medians", flush=True)
+        for shape in shapes:
+            costs.append(bench.measure(shape))
+            print(f"\n{table(costs[-1])}", flush=True)
+    finally:
+        bench.close()
+    about = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
+    spec = bench.files.spec
+    model = f"{spec.family}, {spec.vision.depth} + {spec.text.num_layers} layers, {str(bench.dtype).removeprefix('torch.')}"
+    if arguments.json is not None:
+        keep(arguments.json, as_json(costs, rates, command(), about, model))
+    if arguments.plot is not None:
+        draw_stages(costs, arguments.plot)
+    if arguments.summary is not None:
+        add_to_summary(arguments.summary, figures(costs), command(), about)
