@@ -123,3 +123,8 @@ def definitions_only() -> Iterator[None]:
         yield
     finally:
         _definitions_only = before
+
+
+def twins_are_on() -> bool:
+    """False inside definitions_only(): what was recorded with twins must not run there, nor be recorded."""
+    return not _definitions_only

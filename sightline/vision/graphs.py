@@ -18,6 +18,7 @@ import torch
 from sightline.models.inputs import TowerBatch, WindowLayout
 from sightline.models.tower import TowerBlock, VisionTower
 from sightline.ops.attention import segment_attention
+from sightline.ops.dispatch import twins_are_on
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  # -> how to run it again, where its result is
@@ -79,8 +80,8 @@ class TowerGraphs:
         return Bucket(patches, segments, windows)
 
     def run(self, batch: TowerBatch) -> torch.Tensor | None:
-        """Rows of the batch, as the tower gives them; None where no bucket fits."""
-        bucket = self.bucket_of(batch)
+        """Rows of the batch, as the tower gives them; None where no bucket fits, or definitions are to run."""
+        bucket = self.bucket_of(batch) if twins_are_on() else None
         if bucket is None:
             return None
         self._fill(batch, bucket)

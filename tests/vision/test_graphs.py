@@ -17,7 +17,7 @@ from sightline.models.families import read_model_spec
 from sightline.models.load import load_model
 from sightline.models.tower import VisionTower
 from sightline.ops.attention import segment_attention
-from sightline.ops.dispatch import Twin
+from sightline.ops.dispatch import Twin, definitions_only
 from sightline.vision.graphs import SEGMENTS, TowerGraphs, capture_cuda_graphs, patch_buckets
 from sightline.vision.tower_batch import Grid, make_tower_batch
 
@@ -142,6 +142,18 @@ def test_what_fits_no_bucket_is_left_to_the_tower(tower: VisionTower) -> None:
     spec = tower.spec
     clip = torch.randn(16, spec.in_channels * spec.temporal_patch_size * spec.patch_size**2, device=batches.device)
     assert graphs.run(make_tower_batch([clip], [(1, 4, 4)], spec, batches.device)) is None
+
+
+@torch.inference_mode()
+def test_definitions_are_neither_recorded_nor_replayed(tower: VisionTower) -> None:
+    """Red when a reference run gets what twins computed, or leaves a graph of definitions to later runs."""
+    graphs, batches = graphs_of(tower), Batches(tower)
+    batch, expected = batches([(1, 4, 6), (1, 8, 8)])
+    with definitions_only():
+        assert graphs.run(batch) is None
+    close(graphs.run(batch), expected)
+    with definitions_only():
+        assert graphs.run(batch) is None
 
 
 def test_graphs_are_refused_where_they_cannot_be(tiny_checkpoints: dict[str, Path]) -> None:
