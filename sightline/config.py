@@ -164,6 +164,7 @@ class ServerConfig:
     request_timeout_s: float = setting(600.0, "A request that takes longer is ended with an error.")
     body_timeout_s: float = setting(30.0, "Most seconds for a request's body to come in, beside one for each 100 kB of it.")
     header_timeout_s: float = setting(15.0, "Most seconds for the headers of a request to come in.")
+    read_timeout_s: float = setting(60.0, "A client that reads nothing of its waiting answer for so many seconds is cut off.")
     default_max_tokens: int = setting(4096, "Longest answer where neither the request nor the checkpoint names one.")
     max_output_tokens: int = setting(32768, "Longest answer that a request may ask for.")
     max_n: int = setting(64, "Most answers that a request may ask for.")

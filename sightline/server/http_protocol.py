@@ -2,7 +2,8 @@
 refusal, OpenAI's shape for what is not HTTP at all, and plain HTTP/1.1 for clients that offer to go on with HTTP/2.
 
 A connection always waits for something that has an end: the headers of a request, its body (read_body has the clock of most),
-an answer (request_timeout_s), or, between requests, uvicorn's keep-alive time.
+an answer (request_timeout_s), the client to read what is written (read_timeout_s), or, between requests, uvicorn's keep-alive
+time.
 """
 
 import asyncio
@@ -19,21 +20,24 @@ LINGER_S = 10.0  # how long a client may go on sending a body that has been refu
 _STATUS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-def http_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
+def http_protocol(header_timeout_s: float, read_timeout_s: float) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn's configuration."""
 
     class GuardedProtocol(_GuardedProtocol):
         header_timeout = header_timeout_s
+        read_timeout = read_timeout_s
 
     return GuardedProtocol
 
 
 class _GuardedProtocol(HttpToolsProtocol):
     header_timeout: float
+    read_timeout: float
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
         self._declines_upgrade = False  # the request at hand has a body, which the parser would take for another protocol
 
@@ -43,6 +47,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._forget_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -96,6 +101,33 @@ class _GuardedProtocol(HttpToolsProtocol):
         if self._header_bytes is None and not self.transport.is_closing():
             self._arm(LINGER_S, self.transport.close)
         super().on_response_complete()
+        self._watch_reader()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_reader()
+
+    def _forget_reader(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _watch_reader(self) -> None:
+        """What has been written waits in memory until the client reads it, even after close(): that has an end, too."""
+        waiting = self.transport.get_write_buffer_size()
+        if waiting and self._reader_timer is None:
+            self._reader_timer = self.loop.call_later(self.read_timeout, self._check_reader, waiting)
+
+    def _check_reader(self, before: int) -> None:
+        self._reader_timer = None
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_reader()
+        else:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))

@@ -80,7 +80,7 @@ class _Server:
             uvicorn.Config(
                 make_app(self.context, metrics),
                 loop="none",
-                http=http_protocol(server.header_timeout_s),
+                http=http_protocol(server.header_timeout_s, server.read_timeout_s),
                 ws="none",
                 lifespan="off",
                 access_log=False,

@@ -174,6 +174,14 @@ def test_too_long(tmp_path: Path) -> None:
     assert len(bench.text("x" * 30, max_len=30)) == 30
 
 
+def test_far_too_long(tmp_path: Path) -> None:
+    """Red if a long prompt is encoded as a whole before it is refused, or if one that fits is refused for its characters."""
+    bench = Bench(tmp_path, "qwen3-vl", max_position=20)
+    with pytest.raises(PromptError, match="about 400 tokens, more than the limit of 20"):
+        bench.text("x" * 400)
+    assert len(bench.text("<|object_ref_start|>" * 20)) == 20
+
+
 def test_positions_too_far(tmp_path: Path) -> None:
     """Red if a video whose clock runs past the limit passes because its tokens are few."""
     bench = Bench(tmp_path, "qwen2.5-vl")

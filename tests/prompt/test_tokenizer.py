@@ -135,6 +135,18 @@ def test_lone_surrogate(tmp_path: Path) -> None:
         byte_tokenizer(tmp_path, "qwen3-vl").encode("ab\ud83e")
 
 
+def test_long_texts_are_read_as_short_ones(tmp_path: Path) -> None:
+    """They go through other calls of the library. Red if these read something else, or fail otherwise."""
+    tokenizer = byte_tokenizer(tmp_path, "qwen3-vl")
+    piece = "aé\n🦙<|im_end|>x <think>"
+    ids = tokenizer.encode(piece)
+    assert tokenizer.encode(piece * 2000) == ids * 2000
+    for skip in (True, False):
+        assert tokenizer.decode(ids * 2000, skip) == tokenizer.decode(ids, skip) * 2000
+    with pytest.raises(PromptError, match=r"'\\ud83e' at character 20000"):
+        tokenizer.encode("a" * 20_000 + "\ud83e")
+
+
 def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
     """Red if a tokenizer.json saved with truncation or padding cuts or pads prompts."""
     byte_tokenizer(tmp_path, "qwen3-vl")

@@ -19,8 +19,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with narrow limits, to be maltreated. It must be as good as new after each test."""
     flags = (
-        "--header-timeout-s 4 --body-timeout-s 4 --max-request-mb 2 --max-inflight-mb 6 --default-max-tokens 8 "
-        "--max-num-seqs 8 --max-num-batched-tokens 256 --kv-cache-gb 0.1 --embedding-cache-gb 0.05 "
+        "--header-timeout-s 4 --body-timeout-s 4 --read-timeout-s 2 --max-request-mb 2 --max-inflight-mb 6 "
+        "--default-max-tokens 8 --max-num-seqs 8 --max-num-batched-tokens 256 --kv-cache-gb 0.1 --embedding-cache-gb 0.05 "
         "--allow-private-media --allowed-media-ports"
     )
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
