@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,10 +18,13 @@ PLAIN = head(method="GET", path="/health")
 HELD_OPEN = {  # what is sent, and what follows its answer
     "an empty line begins no request, but stops the keep-alive time": (PLAIN, b"\r\n"),
     "a body after the answer": (head("Content-Length: 5", path="/nowhere"), b"{...}"),
-    "a body that does not end": (head("Content-Length: 5", path="/nowhere"), b"{"),
-    "a chunk whose head does not end": (head("Transfer-Encoding: chunked", path="/nowhere"), b"5;" + b"x" * 1000),
     "half a request": (PLAIN, b"GET /hea"),
     "another protocol": (head("Connection: Upgrade", "Upgrade: websocket", method="GET", path="/health"), b"\x81\x85"),
+}
+
+STALLED = {  # they may go on for longer: whoever sends a body reads the answer only when it is through
+    "a body that does not end": (head("Content-Length: 5", path="/nowhere"), b"{"),
+    "a chunk whose head does not end": (head("Transfer-Encoding: chunked", path="/nowhere"), b"5;" + b"x" * 1000),
 }
 
 
@@ -29,12 +34,7 @@ def test_slow_connections_hold_up_nobody_and_have_an_end(sturdy: RunningServer) 
     headers, body = head("X-Long: " + "x" * 1000), request({**HELLO, "user": "x" * 1000})
     start = body.index(b"\r\n\r\n") + 4
     with Watch(sturdy), contextlib.ExitStack() as stack:
-        held = {why: stack.enter_context(connection(sturdy)) for why in HELD_OPEN}
-        for why, (begin, then) in HELD_OPEN.items():
-            held[why].sendall(begin)
-            assert read_answer(held[why]).status in (200, 404), why
-            with contextlib.suppress(ConnectionError):
-                held[why].sendall(then)
+        held = {why: stack.enter_context(held_open(sturdy, *case)) for why, case in HELD_OPEN.items()}
         slow = [(stack.enter_context(connection(sturdy)), headers, 20) for _ in range(25)]
         slow += [(stack.enter_context(connection(sturdy)), body, start) for _ in range(25)]
         silent = [stack.enter_context(connection(sturdy)) for _ in range(250)]
@@ -50,6 +50,25 @@ def test_slow_connections_hold_up_nobody_and_have_an_end(sturdy: RunningServer) 
             assert is_closed(client)
         for client in silent:
             assert read_answer(client).status == 408
+        for why, client in held.items():
+            assert is_closed(client), why
+
+
+@contextlib.contextmanager
+def held_open(server: RunningServer, begin: bytes, then: bytes) -> Iterator[socket.socket]:
+    """A connection that has had an answer, and goes on with something else than a request."""
+    with connection(server) as client:
+        client.sendall(begin)
+        assert read_answer(client).status in (200, 404)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(then)
+        yield client
+
+
+@pytest.mark.slow
+def test_bodies_that_stall_after_their_answer_have_an_end(sturdy: RunningServer) -> None:
+    with Watch(sturdy), contextlib.ExitStack() as stack:
+        held = {why: stack.enter_context(held_open(sturdy, *case)) for why, case in STALLED.items()}
         for why, client in held.items():
             assert is_closed(client), why
 

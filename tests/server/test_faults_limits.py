@@ -140,6 +140,7 @@ def test_costly_bodies_are_cheap_to_refuse(sturdy: RunningServer) -> None:
             assert answer.error() and len(answer.body) < 10_000, name
 
 
+@pytest.mark.slow
 def test_forms_that_take_long_to_judge_hold_up_only_each_other(sturdy: RunningServer) -> None:
     """Each costs seconds of a processor until it is refused. Red when images wait for them in the same line."""
     patterns = [{"pattern": f"^(a|b)*a(a|b){{{number}}}$"} for number in range(1, 40)]
