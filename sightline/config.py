@@ -129,6 +129,9 @@ class EngineConfig:
     compact_patches: bool = setting(
         True, "Whether a still image is one frame for the tower, with folded weights, rather than the same frame repeated."
     )
+    decode_threads: int | None = setting(
+        None, "Threads that decode images side by side; by default one per processor, at most 16."
+    )
     tower_graphs: bool = setting(
         False, "Whether the vision tower runs as CUDA graphs on batches they pay for; needs a GPU and flash-attn-4."
     )

@@ -227,3 +227,12 @@ def test_books_are_checked_when_idle(tiny_checkpoints: dict[str, Path], monkeypa
             for _ in range(50):  # the next idle moment comes when the queue is empty
                 time.sleep(0.1)
                 llm.chat(hello, GREEDY)
+
+
+def test_decode_threads(tiny_checkpoints: dict[str, Path], png: bytes, llm: LLM) -> None:
+    """Any number gives the same answers; none at all is refused."""
+    with LLM(tiny_checkpoints["qwen3-vl"], device="cpu", decode_threads=1) as one:
+        several = [ask(png), ask(png, "Why?")]
+        assert [a.token_ids for a in one.chat(several, GREEDY)] == [a.token_ids for a in llm.chat(several, GREEDY)]
+    with pytest.raises(ConfigError, match="decode_threads is 0, but must be at least 1"):
+        LLM(tiny_checkpoints["qwen3-vl"], device="cpu", decode_threads=0)

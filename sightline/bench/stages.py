@@ -33,7 +33,7 @@ from sightline.ops.dispatch import definitions_only
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.rotary import vision_rotary
 from sightline.prompt.request import build_request
-from sightline.run.runner import DECODE_THREADS
+from sightline.run.runner import choose_decode_threads
 from sightline.run.sampling_params import resolve_sampling
 from sightline.timing import StageClock
 from sightline.types import MediaItem, Message, Request, SamplingParams
@@ -135,7 +135,7 @@ class StageBench:
         self._sampling = resolve_sampling(
             SamplingParams(max_tokens=1, temperature=0), self.files.defaults.sampling, self.files.spec.text.vocab_size
         )
-        self._decoders = ThreadPoolExecutor(DECODE_THREADS)
+        self._decoders = ThreadPoolExecutor(choose_decode_threads(config.engine.decode_threads))
 
     def close(self) -> None:
         self._decoders.shutdown()

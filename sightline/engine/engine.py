@@ -21,7 +21,7 @@ from sightline.models.tower import VisionTower
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
 from sightline.run.kv_cache import allocate_pages
-from sightline.run.runner import Encoded, Runner
+from sightline.run.runner import Encoded, Runner, choose_decode_threads
 from sightline.run.sampler import Sampled, SamplingRow, make_generator
 from sightline.run.sampling_params import ResolvedSampling
 from sightline.schedule.plan import plan_step
@@ -85,6 +85,7 @@ class Engine:
             allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype),
             EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype),
             self.schedule.embeddings,
+            choose_decode_threads(config.decode_threads),
             compact_patches=config.compact_patches,
             tower_graphs=_tower_graphs(model.vision, config),
         )

@@ -1,5 +1,6 @@
 """Executes what the scheduler planned: encodes images into the arena, computes tokens, samples."""
 
+import os
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.errors import MediaError, MissingMediaError
+from sightline.errors import ConfigError, MediaError, MissingMediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
 from sightline.run.batch import make_forward_batch
@@ -23,7 +24,7 @@ from sightline.vision.graphs import TowerGraphs
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
 
-DECODE_THREADS = 4
+MOST_DECODE_THREADS = 16
 
 
 @dataclass
@@ -49,6 +50,15 @@ class Encoded:
     tower: DeviceTimer | None = None  # the tower's run; None if it did not run
 
 
+def choose_decode_threads(wanted: int | None) -> int:
+    if wanted is None:
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(MOST_DECODE_THREADS, processors)
+    if wanted < 1:
+        raise ConfigError(f"decode_threads is {wanted}, but must be at least 1.")
+    return wanted
+
+
 class Runner:
     def __init__(
         self,
@@ -57,7 +67,7 @@ class Runner:
         caches: list[LayerCache],
         arena: EmbeddingArena,
         embeddings: EmbeddingCache,
-        decode_threads: int = DECODE_THREADS,
+        decode_threads: int,
         compact_patches: bool = True,
         tower_graphs: TowerGraphs | None = None,
     ) -> None:
