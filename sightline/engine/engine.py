@@ -27,6 +27,7 @@ from sightline.run.sampling_params import ResolvedSampling
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import admit, complete_step, finish
 from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
+from sightline.schedule.upcoming import upcoming_items
 from sightline.spec import ProcessorSpec
 from sightline.stream.detokenise import IncrementalText
 from sightline.timing import StageClock
@@ -93,6 +94,7 @@ class Engine:
         self._requests: dict[int, list[Answer]] = {}  # by request id
         self._forming = Forming(tokenizer)  # requests that are not in the schedule yet
         self._numbers = itertools.count()
+        self._line: tuple[int, ...] = ()  # who ran and waited when upcoming images were last looked for
         self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # not read yet
 
     @property
@@ -179,6 +181,7 @@ class Engine:
         step = plan_step(self.schedule)
         self._note_starts(step.chunks)
         failed, step = self._encode(step)
+        self._decode_ahead(step)
         updates = formed + failed
         if not step.chunks:
             complete_step(self.schedule, step, {})
@@ -219,6 +222,14 @@ class Engine:
         chunks = tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING)
         encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)
         return updates, replace(step, chunks=chunks, encodes=encodes)
+
+    def _decode_ahead(self, step: Step) -> None:
+        """Looks for what comes next only when that can have changed: most steps of decoding change nothing."""
+        running, waiting = self.schedule.running, self.schedule.waiting
+        line = (len(running), len(waiting), running[-1].id if running else -1, waiting[0].id if waiting else -1)
+        if step.encodes or line != self._line:
+            self._line = line
+            self.runner.decode_ahead(upcoming_items(self.schedule))
 
     def _with_bytes(self, encode: Encode) -> Encode:
         """An item may be named by its digest alone; then its bytes are those that another request has, if one does."""

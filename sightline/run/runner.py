@@ -1,8 +1,9 @@
 """Executes what the scheduler planned: encodes images into the arena, computes tokens, samples."""
 
 import os
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem
 from sightline.vision.arena import EmbeddingArena
+from sightline.vision.decode_ahead import DecodeAhead, Pixels
 from sightline.vision.graphs import TowerGraphs
 from sightline.vision.patches import make_patches
 from sightline.vision.tower_batch import make_tower_batch
@@ -76,6 +78,7 @@ class Runner:
         self.device = arena.rows.device
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        self.ahead = DecodeAhead(self._decoders)
 
     def encode(self, encodes: Seq[Encode]) -> Encoded:
         """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller."""
@@ -107,8 +110,14 @@ class Runner:
                 self.arena.store(np.concatenate(slots), rows)
         return result
 
+    def decode_ahead(self, items: Iterable[MediaItem]) -> None:
+        """Starts decoding what will be needed soon, beside what the device does; see vision/decode_ahead.py."""
+        before = self.ahead.decoded
+        self.ahead.want(items)
+        self.counts.decoded += self.ahead.decoded - before
+
     def make_patches_of(self, items: Seq[MediaItem], clock: StageClock) -> list[torch.Tensor | MediaError]:
-        def one(item: MediaItem) -> tuple[torch.Tensor | MediaError, StageClock]:
+        def one(item: MediaItem, pixels: Future[Pixels] | None) -> tuple[torch.Tensor | MediaError, StageClock]:
             own = StageClock()
             if not item.ref.data:
                 return MissingMediaError(
@@ -117,16 +126,19 @@ class Runner:
                 ), own
             spec = self.processor.image if item.ref.kind == "image" else self.processor.video
             try:
-                return make_patches(item, spec, self.device, self.arena.rows.dtype, self._compact, own), own
+                return make_patches(item, spec, self.device, self.arena.rows.dtype, self._compact, own, pixels), own
             except MediaError as error:
                 return error, own
 
+        # Pixels that are waited for below are in the threads' queue before those who wait: nobody waits for ever.
+        ahead = [self.ahead.take(item) for item in items]
         # Threads decode side by side; with a single item they would only cost a hand-over.
-        results = list(self._decoders.map(one, items)) if len(items) > 1 else [one(item) for item in items]
+        results = list((self._decoders.map if len(items) > 1 else map)(one, items, ahead))
         for _, own in results:
             for stage, seconds in own.seconds.items():
                 clock.add(stage, seconds)
-        self.counts.decoded += sum(bool(item.ref.data) for item in items)
+        now = [item for item, pixels in zip(items, ahead, strict=True) if pixels is None]
+        self.counts.decoded += sum(bool(item.ref.data) for item in now)
         self.counts.videos_decoded += sum(bool(item.ref.data) and item.ref.kind == "video" for item in items)
         return [made for made, _ in results]
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -26,15 +27,17 @@ def make_patches(
     dtype: torch.dtype,
     compact: bool = True,
     clock: StageClock | None = None,
+    decoded: "Future[NDArray[np.uint8]] | None" = None,
 ) -> torch.Tensor:
     """dtype [item.patches, features] on the device; see patchify for the order of rows and features.
 
     compact leaves the repetition of a still in time out, for a patch embedding with folded weights. A video has no repetition,
     so its patches are always full. `clock` is told how long decoding took, and how long the rest (on a GPU: its launch).
+    `decoded` are the pixels of a still whose decoding was begun elsewhere.
     """
     clock = clock or StageClock()
     groups = []
-    pixel_groups = _pixel_groups(item, spec)
+    pixel_groups = _pixel_groups(item, spec, decoded)
     while True:
         with clock.stage("decode"):
             frames = next(pixel_groups, None)
@@ -64,10 +67,12 @@ def cut(frames: torch.Tensor, item: MediaItem, spec: ImageSpec | VideoSpec, dtyp
     )
 
 
-def _pixel_groups(item: MediaItem, spec: ImageSpec | VideoSpec) -> Iterator[list[NDArray[np.uint8]]]:
+def _pixel_groups(
+    item: MediaItem, spec: ImageSpec | VideoSpec, decoded: "Future[NDArray[np.uint8]] | None"
+) -> Iterator[list[NDArray[np.uint8]]]:
     """The frames to upload together, each [height, width, 3]: a still alone, a video in whole temporal patches."""
     if item.ref.kind == "image":
-        yield [decode_image(item.ref)]
+        yield [decode_image(item.ref) if decoded is None else decoded.result()]
         return
     header = item.ref.header
     step = spec.temporal_patch_size

@@ -47,14 +47,15 @@ def test_only_images_that_meet_the_chunk_are_on_the_device(folder: Path) -> None
     number = run.add(request)
     most_pinned = 0
     while run.engine.has_work:
-        before = run.engine.runner.counts.decoded
+        before = run.engine.runner.counts.encoded
         chunk_start = run.engine.schedule.running[0].computed if run.engine.schedule.running else 0
         run.step()
-        decoded = run.engine.runner.counts.decoded - before
+        encoded = run.engine.runner.counts.encoded - before
         meeting = sum(span.start < chunk_start + 10 and span.start + span.count > chunk_start for span in request.spans)
-        assert decoded <= meeting <= 3
+        assert encoded <= meeting <= 3  # others may be decoded on the host meanwhile
         most_pinned = max(most_pinned, run.engine.schedule.embeddings.pinned_blocks)
-    assert run.engine.runner.counts.peak_items <= 3 and run.engine.runner.counts.encoded == 20
+    counts = run.engine.runner.counts
+    assert counts.peak_items <= 3 and counts.encoded == counts.decoded == 20
     assert run.tokens(number) == plain_answer(folder, request)
 
 
