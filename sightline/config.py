@@ -176,6 +176,9 @@ class ServerConfig:
     log_requests: bool = setting(True, "Whether each request is logged as a line of JSON, without its content.")
     log_content: bool = setting(False, "Whether these lines have the messages and the answer as well.")
     max_restarts: int = setting(3, "How often in ten minutes a crashed engine is started again before the server gives up.")
+    engine_timeout_s: float = setting(
+        300.0, "An engine that has requests and says nothing for so long is killed and started again; 0: never."
+    )
     restart_backoff_s: float = setting(1.0, "Pause before the first restart; it doubles each time.")
     drain_timeout_s: float = setting(30.0, "After SIGTERM, how long requests in progress may still take.")
     worker_threads: int = setting(4, "Threads that parse bodies, digest media and build prompts.")

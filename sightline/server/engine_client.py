@@ -140,6 +140,7 @@ class EngineClient:
         self.restarts = 0
         self.pid: int | None = None
         self._deaths: deque[float] = deque()
+        self._heard = time.monotonic()  # when the engine last said something; it does twice a second, idle or not
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[None]] = {}
@@ -291,14 +292,16 @@ class EngineClient:
             self.pid, self._socket = self._process.pid, socket
             self._send(Start(replace(self._config, server=ServerConfig())))  # keys are none of its business
             reader = asyncio.create_task(self._read(socket, refusal))
+            listener = asyncio.create_task(self._end_silence(self._process))
             try:
                 await self._process.wait()
                 with contextlib.suppress(TimeoutError):  # what it said last
                     await asyncio.wait_for(asyncio.shield(reader), 0.2)
             finally:
-                reader.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await reader
+                for task in (reader, listener):
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
         finally:
             self._socket = None
             if self._process is not None and self._process.returncode is None:
@@ -310,9 +313,21 @@ class EngineClient:
             shutil.rmtree(folder, ignore_errors=True)
         return refusal[0] if refusal else None
 
+    async def _end_silence(self, process: asyncio.subprocess.Process) -> None:
+        """Kills an engine that hangs: whoever waits for it would wait for ever. One without requests may be silent."""
+        patience = self._config.server.engine_timeout_s
+        while patience > 0:
+            await asyncio.sleep(min(1.0, patience / 4))
+            if self.ready and self._answers and time.monotonic() - self._heard > patience:
+                log.error("The engine has said nothing for %g s (engine_timeout_s); it is killed.", patience)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                return
+
     async def _read(self, socket: zmq.asyncio.Socket, refusal: list[str]) -> None:
         while True:
             report = decode_report(await socket.recv())
+            self._heard = time.monotonic()
             if isinstance(report, Refused):
                 refusal.append(report.message)
             else:

@@ -135,6 +135,24 @@ def test_an_engine_that_hangs(fragile: RunningServer) -> None:
     fragile.until_idle()
 
 
+def test_an_engine_that_hangs_for_long_is_replaced(tmp_path: Path) -> None:
+    """Stopped for good. Its stream ends with an error, and the next engine answers as the first did."""
+    with running(tmp_path, "--engine-timeout-s", "3", "--restart-backoff-s", "0.1") as server:
+        before = text_of(exchange(server, request(QUESTION)))
+        pid = int(server.stats()["engine_pid"])
+        with connection(server) as client:
+            client.sendall(request({**ENDLESS, "stream": True}))
+            client.recv(15)
+            os.kill(pid, signal.SIGSTOP)
+            rest = b""
+            while piece := client.recv(65536):
+                rest += piece
+        assert b"engine_died" in rest and b"[DONE]" not in rest
+        assert not process_exists(pid) and "engine_timeout_s" in server.errors
+        wait_for(lambda: server.http.get("/ready").status_code == 200 or None, "the next engine")
+        assert text_of(exchange(server, request(QUESTION))) == before
+
+
 @pytest.mark.slow
 def test_the_end_of_a_server_whose_engine_hangs(tmp_path: Path) -> None:
     """It is told to stop, and does, with what it started."""
