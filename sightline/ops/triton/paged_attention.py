@@ -113,6 +113,7 @@ def paged_attention_triton(
     _, heads, head_dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     sequences = len(query_lengths_host)
+    assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     out = torch.empty_like(q)
     decoding = [context for queries, context in zip(query_lengths_host, context_lengths_host, strict=True) if queries == 1]
     if decoding:
