@@ -1,17 +1,15 @@
 """`sightline bench multiturn`: TTFT of each round of a conversation that grows by a picture a round."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.bench_target import (
-    SIZES,
     add_image_flags,
     add_seed_flag,
     add_target_flags,
     chosen_seed,
     extra_body,
-    image_kind,
+    image_kinds,
     image_settings,
     target_config,
 )
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
 
 def add_command(actions: Any) -> None:
     parser = actions.add_parser("multiturn", help="TTFT by round of a conversation that grows by a picture a round")
-    parser.add_argument(
-        "--resolutions", nargs="+", default=["720p", "1080p", "2k"], metavar="SIZE", help=f"{SIZES} (default: 720p 1080p 2k)"
-    )
     parser.add_argument("--rounds", type=int, default=8, metavar="N", help="(default: 8)")
     parser.add_argument(
         "--conversations", type=int, default=1, metavar="N", help="per resolution; medians are shown (default: 1)"
@@ -33,7 +28,6 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--output-len", type=int, default=16, metavar="N", help="tokens per answer (default: 16)")
     parser.add_argument("--stop-at-eos", action="store_true", help="answers may be shorter; do not send ignore_eos")
     parser.add_argument("--no-warmup", action="store_true", help="the first round counts even if the server is cold")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
     parser.add_argument("--no-progress", action="store_true", help="no bar")
     add_image_flags(parser, resolutions=True)
     add_target_flags(parser)
@@ -49,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     seed = chosen_seed(arguments)
     config = MultiturnConfig(
         target=target_config(arguments),
-        images=tuple(image_kind(arguments, resolution) for resolution in dict.fromkeys(arguments.resolutions)),
+        images=image_kinds(arguments),
         rounds=arguments.rounds,
         conversations=arguments.conversations,
         input_len=arguments.input_len,

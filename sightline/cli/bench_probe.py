@@ -1,17 +1,15 @@
 """`sightline bench probe`: how many new pictures one request may have."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.bench_target import (
-    SIZES,
     add_image_flags,
     add_seed_flag,
     add_target_flags,
     chosen_seed,
     extra_body,
-    image_kind,
+    image_kinds,
     image_settings,
     target_config,
 )
@@ -22,15 +20,11 @@ if TYPE_CHECKING:
 
 def add_command(actions: Any) -> None:
     parser = actions.add_parser("probe", help="how many new pictures one request may have, and their TTFT")
-    parser.add_argument(
-        "--resolutions", nargs="+", default=["720p", "1080p", "2k"], metavar="SIZE", help=f"{SIZES} (default: 720p 1080p 2k)"
-    )
     parser.add_argument("--max-images", type=int, default=64, metavar="N", help="stop there (default: 64)")
     parser.add_argument("--counts", type=int, nargs="+", default=[], metavar="N", help="try exactly these numbers of pictures")
     parser.add_argument("--input-len", type=int, default=32, metavar="N", help="text tokens (default: 32)")
     parser.add_argument("--output-len", type=int, default=16, metavar="N", help="most tokens of an answer (default: 16)")
     parser.add_argument("--no-warmup", action="store_true", help="the first request counts even if the server is cold")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
     add_image_flags(parser, resolutions=True)
     add_target_flags(parser)
     add_seed_flag(parser)
@@ -45,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     seed = chosen_seed(arguments)
     config = ProbeConfig(
         target=target_config(arguments),
-        images=tuple(image_kind(arguments, resolution) for resolution in dict.fromkeys(arguments.resolutions)),
+        images=image_kinds(arguments),
         max_images=arguments.max_images,
         counts=tuple(arguments.counts),
         input_len=arguments.input_len,

@@ -55,7 +55,6 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--video-resolution", default="360p", metavar="SIZE", help="(default: 360p)")
     parser.add_argument("--video-frames", type=int, default=32, metavar="N", help="(default: 32)")
     parser.add_argument("--video-fps", type=int, default=8, metavar="N", help="(default: 8)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
     parser.add_argument("--save-texts", action="store_true", help="keep the answers' texts in --output, too")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
     add_image_flags(parser)

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import ConfigError
@@ -28,6 +29,7 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--extra-body", default="{}", metavar="JSON", help="further fields of each request, as a JSON object")
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: 600)")
     group.add_argument("--label", metavar="TEXT", help="what the results are called in comparisons")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
 
 
 def target_config(arguments: argparse.Namespace) -> "TargetConfig":
@@ -80,7 +82,10 @@ def chosen_seed(arguments: argparse.Namespace) -> int:
 
 def add_image_flags(parser: argparse.ArgumentParser, resolutions: bool = False) -> None:
     group = parser.add_argument_group("pictures")
-    if not resolutions:
+    if resolutions:
+        sizes = ["720p", "1080p", "2k"]
+        group.add_argument("--resolutions", nargs="+", default=sizes, metavar="SIZE", help=f"{SIZES} (default: 720p 1080p 2k)")
+    else:
         group.add_argument("--image-resolution", default="1080p", metavar="SIZE", help=f"{SIZES} (default: 1080p)")
     group.add_argument(
         "--image-content",
@@ -101,6 +106,11 @@ def image_kind(arguments: argparse.Namespace, resolution: str | None = None) -> 
         format=arguments.image_format,
         quality=arguments.image_quality,
     )
+
+
+def image_kinds(arguments: argparse.Namespace) -> "tuple[ImageKind, ...]":
+    """One per resolution named, each once."""
+    return tuple(image_kind(arguments, resolution) for resolution in dict.fromkeys(arguments.resolutions))
 
 
 def image_settings(arguments: argparse.Namespace) -> dict[str, Any]:

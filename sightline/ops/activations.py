@@ -22,12 +22,6 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
 
 
-@op(examples=_examples, tolerances=_TOLERANCES)
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU by its tanh approximation: what Qwen3-VL's tower uses."""
-    return F.gelu(x, approximate="tanh")
-
-
 def _gate_up_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for shape in ((5, 96), (33, 6840)):
         yield {"gate_up": 3 * make.normal(*shape)}

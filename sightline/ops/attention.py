@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sightline.ops.dispatch import EXACT, ExampleMaker, Tolerance, op
+from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 
 # Not cuDNN: it makes a plan for each new length, some 100 ms, and a sequence that decodes has a new length every step.
 _PAGED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -76,18 +76,6 @@ def _runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         index = end
 
 
-def _store_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for tokens, heads, head_dim, pages, page_size in ((5, 2, 8, 3, 4), (40, 4, 128, 8, 16)):
-        yield {
-            "k": make.normal(tokens, heads, head_dim),
-            "v": make.normal(tokens, heads, head_dim),
-            "k_cache": make.normal(pages, page_size, heads, head_dim),
-            "v_cache": make.normal(pages, page_size, heads, head_dim),
-            "slots": make.permutation(pages * page_size)[:tokens],
-        }
-
-
-@op(examples=_store_examples, tolerances={torch.float32: EXACT, torch.bfloat16: EXACT})
 def kv_store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
     """Writes each token's key and value to its slot. k, v [tokens, kv_heads, head_dim], slots [tokens] int64, distinct."""
     k_cache.flatten(0, 1)[slots] = k

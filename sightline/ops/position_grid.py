@@ -14,20 +14,6 @@ from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 KEYS_A = -0.75  # the cubic kernel's parameter in torch's grid_sample and interpolate
 
 
-def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    modes: tuple[tuple[str, bool], ...] = (("bilinear", True), ("bicubic", False))
-    for mode, align_corners in modes:
-        size = make.integers(1, 40, 50, 2)
-        yield {
-            "table": make.normal(36, 24),
-            "row_col": make.integers(0, 1000, 50, 2) % size,
-            "grid_size": size,
-            "mode": mode,
-            "align_corners": align_corners,
-        }
-
-
-@op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(1e-2, 1.6e-2)})
 def interpolate_position_grid(
     table: torch.Tensor,
     row_col: torch.Tensor,
@@ -50,12 +36,21 @@ def interpolate_position_grid(
     return total.to(table.dtype)
 
 
-def _add_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for example in _examples(make):
-        yield {"hidden": make.normal(len(example["row_col"]), example["table"].shape[1]), **example}
+def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    modes: tuple[tuple[str, bool], ...] = (("bilinear", True), ("bicubic", False))
+    for mode, align_corners in modes:
+        size = make.integers(1, 40, 50, 2)
+        yield {
+            "hidden": make.normal(50, 24),
+            "table": make.normal(36, 24),
+            "row_col": make.integers(0, 1000, 50, 2) % size,
+            "grid_size": size,
+            "mode": mode,
+            "align_corners": align_corners,
+        }
 
 
-@op(examples=_add_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+@op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
 def add_position_grid(
     hidden: torch.Tensor,
     table: torch.Tensor,
@@ -65,7 +60,7 @@ def add_position_grid(
     align_corners: bool,
 ) -> torch.Tensor:
     """hidden [patches, size] plus the position embedding of each patch; the other arguments as above."""
-    return hidden + interpolate_position_grid.definition(table, row_col, grid_size, mode, align_corners)
+    return hidden + interpolate_position_grid(table, row_col, grid_size, mode, align_corners)
 
 
 def _axis_taps(

@@ -58,6 +58,6 @@ def rotate_and_store(
     q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm.definition(q, q_weight, eps), rms_norm.definition(k, k_weight, eps)
-    q, k = text_rotary.definition(q, k, positions, table, axes, pairing)
-    kv_store.definition(k, v, k_cache, v_cache, slots)
+    q, k = text_rotary(q, k, positions, table, axes, pairing)
+    kv_store(k, v, k_cache, v_cache, slots)
     return q

@@ -89,26 +89,6 @@ def mrope_axes(sections: tuple[int, int, int], layout: Literal["blocked", "inter
     return axes.to(device)
 
 
-def _text_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    cases: tuple[tuple[int, int, tuple[int, int, int], Literal["blocked", "interleaved"], str], ...] = (
-        (128, 128, (16, 24, 24), "blocked", "halves"),
-        (128, 128, (24, 20, 20), "interleaved", "halves"),
-        (256, 64, (11, 11, 10), "interleaved", "halves"),
-        (128, 64, (8, 12, 12), "blocked", "adjacent"),
-        (16, 12, (2, 2, 2), "blocked", "halves"),
-    )
-    for head_dim, rotary_dim, sections, layout, pairing in cases:
-        yield {
-            "q": make.normal(19, 4, head_dim),
-            "k": make.normal(19, 2, head_dim),
-            "positions": make.integers(0, 300, 3, 19),
-            "table": make_rotary_table(300, rotary_dim, 1e6, make.device),
-            "axes": mrope_axes(sections, layout, make.device),
-            "pairing": pairing,
-        }
-
-
-@op(examples=_text_examples, tolerances=_TOLERANCES)
 def text_rotary(
     q: torch.Tensor,
     k: torch.Tensor,

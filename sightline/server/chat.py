@@ -12,7 +12,7 @@ from sightline.server.engine_client import Submission
 from sightline.server.form import checked, form_of
 from sightline.server.inflight import Entry
 from sightline.server.protocol import ChatRequest
-from sightline.server.sampling import end_tokens, resolve, sampling_params
+from sightline.server.sampling import resolve, sampling_params, submission
 from sightline.stream.answer_parts import AnswerParser
 from sightline.timing import StageClock
 
@@ -34,17 +34,7 @@ class ChatShape:
         params = replace(params, structured=await checked(context, form, prompt.opens_reasoning))
         sampling = resolve(context, params)
         call.stream = bool(body.stream)
-        prompts = (
-            Submission(
-                request=prompt.request,
-                sampling=sampling,
-                end_tokens=end_tokens(context, params),
-                stop=params.stop,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                seconds=dict(clock.seconds),
-            ),
-        )
+        prompts = (submission(context, prompt.request, body, params, sampling, clock),)
         call.prompts = tuple(map(PromptFacts.of, prompts))
 
         def parser() -> AnswerParser:

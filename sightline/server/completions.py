@@ -12,7 +12,7 @@ from sightline.server.engine_client import Submission
 from sightline.server.errors import ApiError
 from sightline.server.inflight import Entry
 from sightline.server.protocol import CompletionRequest
-from sightline.server.sampling import end_tokens, resolve, sampling_params
+from sightline.server.sampling import resolve, sampling_params, submission
 from sightline.timing import StageClock
 from sightline.types import Request
 
@@ -45,18 +45,7 @@ class CompletionShape:
 
         requests = await asyncio.get_running_loop().run_in_executor(context.pool, build) if off_loop else build()
         call.stream = bool(body.stream)
-        submissions = tuple(
-            Submission(
-                request=request,
-                sampling=sampling,
-                end_tokens=end_tokens(context, params),
-                stop=params.stop,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt or "",
-                seconds=dict(clock.seconds),
-            )
-            for request in requests
-        )
+        submissions = tuple(submission(context, request, body, params, sampling, clock) for request in requests)
         call.prompts = tuple(map(PromptFacts.of, submissions))
         return submissions, CompletionReply(
             call,

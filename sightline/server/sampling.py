@@ -1,13 +1,15 @@
-"""The fields of a request that say how to answer, as SamplingParams."""
+"""The fields of a request that say how to answer, as SamplingParams, and with them what the engine is given."""
 
 from typing import Any
 
 from sightline.errors import PromptError
 from sightline.run.sampling_params import ResolvedSampling, resolve_sampling
 from sightline.server.context import ServerContext
+from sightline.server.engine_client import Submission
 from sightline.server.errors import ApiError
 from sightline.server.protocol import ChatRequest, CompletionRequest
-from sightline.types import SamplingParams
+from sightline.timing import StageClock
+from sightline.types import Request, SamplingParams
 
 _MOST_STOPS, _LONGEST_STOP = 64, 1024
 
@@ -61,9 +63,25 @@ def resolve(context: ServerContext, params: SamplingParams) -> ResolvedSampling:
         raise ApiError(400, str(error), param=name if name.isidentifier() else None) from None
 
 
-def end_tokens(context: ServerContext, params: SamplingParams) -> tuple[int, ...]:
-    own = () if params.ignore_eos else context.files.defaults.eos_token_ids
-    return tuple(dict.fromkeys((*params.stop_token_ids, *own)))
+def submission(
+    context: ServerContext,
+    request: Request,
+    body: ChatRequest | CompletionRequest,
+    params: SamplingParams,
+    sampling: ResolvedSampling,
+    clock: StageClock,
+) -> Submission:
+    """A prompt with all that the engine needs to answer it; `sampling` is what `params` came to."""
+    ends = () if params.ignore_eos else context.files.defaults.eos_token_ids
+    return Submission(
+        request=request,
+        sampling=sampling,
+        end_tokens=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
+        stop=params.stop,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        seconds=dict(clock.seconds),
+    )
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import shutil
 import ssl
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from certificates import make_certificate
 from sightline.bench.load.http import HttpClient, Reply, TransportError
 from sightline.bench.load.lag import LagMeter
 from sightline.bench.load.serve import in_event_loop
@@ -193,13 +192,9 @@ def test_a_standstill_counts_for_its_whole_length() -> None:
 
 # Red if a certificate is not checked, or a hosted API could not be reached.
 def test_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run([*made, *names, "-keyout", tmp_path / "key", "-out", tmp_path / "cert"], check=True, capture_output=True)
+    certificate, key = make_certificate(tmp_path, "localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    context.load_cert_chain(certificate, key)
 
     async def run() -> Reply:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -219,7 +214,7 @@ def test_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(TransportError, match="certificate"):
         in_event_loop(run())
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     assert in_event_loop(run()).body == b"ok"
 
 

@@ -73,9 +73,9 @@ def assert_within(found: torch.Tensor, expected: torch.Tensor, tolerance: Tolera
 
 def test_the_registry_is_filled() -> None:
     expected = {
-        "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "gelu", "gelu_tanh", "silu_mul", "vision_rotary",
-        "text_rotary", "segment_attention", "paged_attention", "kv_store", "place_rows", "add_rows",
-        "interpolate_position_grid", "patchify", "resize_bicubic",
+        "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "gelu", "linear_gelu_tanh", "silu_mul", "vision_rotary",
+        "rotate_and_store", "segment_attention", "paged_attention", "patch_places", "place_rows", "add_rows",
+        "add_position_grid", "patchify", "resize_bicubic",
     }  # fmt: skip
     assert expected <= set(OPS)
 
