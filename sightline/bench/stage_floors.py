@@ -75,7 +75,7 @@ def stage_floors(vision: VisionSpec, text: TextSpec, load: Load, rates: Rates) -
         "rotary": [Work(0, 2 * 2 * hidden_bytes)] * vision.depth,  # q and k, read and written
         "blocks": _block_work(vision, load.grids, hidden_bytes, itemsize),
         "mergers": _merger_work(vision, patches, itemsize),
-        "prefill": _prefill_work(text, load.prompt_tokens, itemsize),
+        "prefill": prefill_work(text, load.prompt_tokens, itemsize),
     }
     seconds = {
         "decode": load.pixels / rates.decode,
@@ -125,7 +125,7 @@ def _merger_work(vision: VisionSpec, patches: int, itemsize: int) -> list[Work]:
     return [Work(2.0 * rows * count, itemsize * (count + rows * (joined + out))) for count in weights]
 
 
-def _prefill_work(text: TextSpec, tokens: int, itemsize: int) -> list[Work]:
+def prefill_work(text: TextSpec, tokens: int, itemsize: int) -> list[Work]:
     """All layers over all tokens, then the scores of one: that reads the head's matrix for a single row."""
     heads = text.num_heads * text.head_dim
     weights = text.hidden_size * (2 * heads + 2 * text.num_kv_heads * text.head_dim + 3 * text.intermediate_size)

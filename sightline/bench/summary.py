@@ -1,6 +1,7 @@
 """summary.json of a GPU: a flat map from a figure's key to its value and the command, commit and time it came from."""
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -8,7 +9,10 @@ from pathlib import Path
 
 
 def commit() -> str:
-    """The commit of the working tree, or "unknown" where there is no repository."""
+    """The commit that SIGHTLINE_COMMIT names (a copy may have no history), else that of the working tree, else "unknown"."""
+    named = os.environ.get("SIGHTLINE_COMMIT")
+    if named:
+        return named
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -26,3 +30,9 @@ def add_to_summary(path: Path, figures: Mapping[str, float], command: str, devic
     known |= {key: {"value": round(value, 4), **about} for key, value in figures.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def values_of(path: Path) -> dict[str, float]:
+    """What a summary has, if it is there, without where it came from."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {key: figure["value"] for key, figure in known.items()}

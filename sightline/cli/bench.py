@@ -2,19 +2,22 @@
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from sightline.cli import bench_compare, bench_multiturn, bench_probe, bench_serve, bench_stages, bench_tower
+from sightline.cli import bench_compare, bench_multiturn, bench_probe, bench_serve, bench_stages, bench_targets, bench_tower
 from sightline.cli.flags import add_flags, from_flags
 from sightline.config import Config, ModelConfig
+
+_PRIVATE = ("--api-key", "--admin-api-key", "--header", "--base-url", "--host")  # flags whose values are kept nowhere
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure")
     actions = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=type(parser))
-    for module in (bench_serve, bench_multiturn, bench_probe, bench_compare, bench_tower, bench_stages):
+    for module in (bench_serve, bench_multiturn, bench_probe, bench_compare, bench_tower, bench_stages, bench_targets):
         module.add_command(actions)
     pages = actions.add_parser("pages", help="time of prefill and decode steps by page size")
     pages.add_argument(
@@ -101,8 +104,27 @@ def run_api(arguments: argparse.Namespace) -> None:
 
 
 def command() -> str:
-    """The command line, so that figures can be made again."""
-    return " ".join(["sightline", *sys.argv[1:]])
+    """The command line, so that figures can be made again; keys, hosts and folders of this machine are left out of it."""
+    words = []
+    private = False
+    for word in sys.argv[1:]:
+        flag, equals, _ = word.partition("=")
+        if word.startswith("--"):
+            private = len(flag) > 3 and any(known.startswith(flag) for known in _PRIVATE)
+            words.append(flag + "=..." if private and equals else _without_folders(word))
+        else:
+            words.append("..." if private else _without_folders(word))
+    return shlex.join(["sightline", *words])
+
+
+def _without_folders(word: str) -> str:
+    """Paths below the current folder are told from there, others by their last part."""
+    flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    path = Path(value)
+    if not path.is_absolute():
+        return word
+    here = Path.cwd()
+    return flag + equals + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)
 
 
 def keep(path: Path, figures: dict[str, object]) -> None:

@@ -11,6 +11,7 @@ from sightline.cli.bench_target import (
     extra_body,
     image_kinds,
     image_settings,
+    keep_in_summary,
     target_config,
 )
 
@@ -29,6 +30,11 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--stop-at-eos", action="store_true", help="answers may be shorter; do not send ignore_eos")
     parser.add_argument("--no-warmup", action="store_true", help="the first round counts even if the server is cold")
     parser.add_argument("--no-progress", action="store_true", help="no bar")
+    parser.add_argument(
+        "--summary-key",
+        metavar="NAME",
+        help="what --summary calls the last round's TTFT, before the size (default: round7_ttft_ms, or another number)",
+    )
     add_image_flags(parser, resolutions=True)
     add_target_flags(parser)
     add_seed_flag(parser)
@@ -36,7 +42,7 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from sightline.bench.load.multiturn import MultiturnConfig, round_fields
+    from sightline.bench.load.multiturn import MultiturnConfig, last_round_figures, round_fields
     from sightline.bench.load.record import append_record, heading
     from sightline.bench.load.serve import in_event_loop
 
@@ -71,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             **image_settings(arguments),
         }
         append_record(arguments.output, {**heading("multiturn", settings), "rounds": [round_fields(found) for found in rounds]})
+    keep_in_summary(arguments, last_round_figures(rounds, arguments.summary_key))
     return 0 if any(found.ttfts_ms for found in rounds) else 1
 
 

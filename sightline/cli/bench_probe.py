@@ -11,6 +11,7 @@ from sightline.cli.bench_target import (
     extra_body,
     image_kinds,
     image_settings,
+    keep_in_summary,
     target_config,
 )
 
@@ -25,6 +26,12 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--input-len", type=int, default=32, metavar="N", help="text tokens (default: 32)")
     parser.add_argument("--output-len", type=int, default=16, metavar="N", help="most tokens of an answer (default: 16)")
     parser.add_argument("--no-warmup", action="store_true", help="the first request counts even if the server is cold")
+    parser.add_argument(
+        "--gpu-memory", action="store_true", help="note the memory of this machine's first GPU after each (by nvidia-smi)"
+    )
+    parser.add_argument(
+        "--summary-key", default="probe_images", metavar="NAME", help="in --summary, before the size (default: probe_images)"
+    )
     add_image_flags(parser, resolutions=True)
     add_target_flags(parser)
     add_seed_flag(parser)
@@ -45,10 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         input_len=arguments.input_len,
         output_len=arguments.output_len,
         warm_up=not arguments.no_warmup,
+        gpu_memory=arguments.gpu_memory,
         seed=seed,
         extra_body=extra_body(arguments),
     )
-    print("resolution  images   TTFT, ms  tower, ms  prompt tokens")
+    print("resolution  images   TTFT, ms  tower, ms  prompt tokens" + ("  GPU memory, MB" if config.gpu_memory else ""))
     model, probes = in_event_loop(_measure(config))
     most = {kind.resolution: largest(probes, kind.resolution) for kind in config.images}
     print()
@@ -71,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         record = {**heading("probe", settings), "largest": most, "probes": [probe_fields(probe) for probe in probes]}
         append_record(arguments.output, record)
+    keep_in_summary(arguments, {f"{arguments.summary_key}.{resolution}": count for resolution, count in most.items()})
     return 0 if any(most.values()) else 1
 
 
@@ -87,7 +96,8 @@ def _print(probe: "Probe") -> None:
     if probe.error is not None:
         print(f"{start}  {probe.error}", flush=True)
         return
-    cells = (_number(probe.ttft_ms, 11), _number(probe.tower_ms, 11), _number(probe.prompt_tokens, 15))
+    cells = [_number(probe.ttft_ms, 11), _number(probe.tower_ms, 11), _number(probe.prompt_tokens, 15)]
+    cells += [_number(probe.gpu_memory_mb, 16)] if probe.gpu_memory_mb is not None else []
     print(start + "".join(cells), flush=True)
 
 

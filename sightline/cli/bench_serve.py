@@ -13,8 +13,10 @@ from sightline.cli.bench_target import (
     extra_body,
     image_kind,
     image_settings,
+    keep_in_summary,
     target_config,
 )
+from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
     from sightline.bench.load.serve import ServeConfig
@@ -55,6 +57,14 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--video-resolution", default="360p", metavar="SIZE", help="(default: 360p)")
     parser.add_argument("--video-frames", type=int, default=32, metavar="N", help="(default: 32)")
     parser.add_argument("--video-fps", type=int, default=8, metavar="N", help="(default: 8)")
+    parser.add_argument(
+        "--again", action="store_true", help="send every request once before the clock starts, so that the server knows it"
+    )
+    parser.add_argument(
+        "--summary-key",
+        metavar="KEY",
+        help="what the figure is called in --summary: ttft_ms.SIZE, repeat_ttft_ms.SIZE, serve_rps.SIZE, decode_tok_s.N, ...",
+    )
     parser.add_argument("--save-texts", action="store_true", help="keep the answers' texts in --output, too")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
     add_image_flags(parser)
@@ -68,8 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.load.datasets import DatasetConfig
     from sightline.bench.load.record import append_record, serve_record
     from sightline.bench.load.serve import ServeConfig, bench_serve
+    from sightline.bench.load.summary_keys import check_serve_key, serve_figure
     from sightline.bench.load.videos import VideoKind
 
+    if (arguments.summary is None) != (arguments.summary_key is None):
+        raise ConfigError("--summary and --summary-key belong together: give both or none.")
+    if arguments.summary_key is not None:
+        check_serve_key(arguments.summary_key)
     seed = chosen_seed(arguments)
     config = ServeConfig(
         target=target_config(arguments),
@@ -89,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         request_rate=arguments.request_rate,
         max_concurrency=arguments.max_concurrency,
         num_warmups=arguments.num_warmups,
+        again=arguments.again,
         stream=not arguments.no_stream,
         ignore_eos=arguments.ignore_eos,
         extra_body=extra_body(arguments),
@@ -101,6 +117,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         settings = _settings(arguments, done.model, config)
         append_record(arguments.output, serve_record(done.result, done.figures, settings, arguments.save_texts))
+    if arguments.summary_key is not None:
+        value = serve_figure(arguments.summary_key, done.figures)
+        if value is None:
+            print(f"Warning: {arguments.summary_key} is not kept: requests failed.", file=sys.stderr)
+            return 1
+        keep_in_summary(arguments, {arguments.summary_key: value})
     return 0 if done.figures.completed else 1
 
 
@@ -115,6 +137,7 @@ def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig") 
         "max_concurrency": arguments.max_concurrency,
         "dataset_name": arguments.dataset_name,
         "num_warmups": arguments.num_warmups,
+        "again": arguments.again,
         "input_len": arguments.input_len,
         "output_len": arguments.output_len,
         "ignore_eos": arguments.ignore_eos,

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,13 @@ SIZES = "360p, 720p, 1080p, 2k, 4k or HEIGHTxWIDTH"
 
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
+    add_server_flags(parser).add_argument("--label", metavar="TEXT", help="what the results are called in comparisons")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add figures to")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> Any:
+    """Where the server is and what it wants; returns the group of flags."""
     group = parser.add_argument_group("the server")
     group.add_argument("--base-url", metavar="URL", help="e.g. https://api.example.com; wins over --host and --port")
     group.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
@@ -28,8 +36,16 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--header", nargs="*", default=[], metavar="NAME=VALUE", help="further headers of each request")
     group.add_argument("--extra-body", default="{}", metavar="JSON", help="further fields of each request, as a JSON object")
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: 600)")
-    group.add_argument("--label", metavar="TEXT", help="what the results are called in comparisons")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
+    return group
+
+
+def server_words(arguments: argparse.Namespace) -> list[str]:
+    """The same flags as a command line has them, for a command that runs another one."""
+    words = ["--host", arguments.host, "--port", str(arguments.port), "--endpoint", arguments.endpoint]
+    words += ["--extra-body", arguments.extra_body, "--timeout", str(arguments.timeout)]
+    for flag, value in (("--base-url", arguments.base_url), ("--model", arguments.model), ("--api-key", arguments.api_key)):
+        words += [flag, value] if value is not None else []
+    return [*words, "--header", *arguments.header]
 
 
 def target_config(arguments: argparse.Namespace) -> "TargetConfig":
@@ -90,8 +106,8 @@ def add_image_flags(parser: argparse.ArgumentParser, resolutions: bool = False) 
     group.add_argument(
         "--image-content",
         choices=("noise", "photo"),
-        default="noise",
-        help="random pixels or like photographs (default: noise)",
+        default="photo",
+        help="random pixels, whose files are several times larger, or like photographs (default: photo)",
     )
     group.add_argument("--image-format", choices=("jpeg", "png", "webp"), default="jpeg", help="(default: jpeg)")
     group.add_argument("--image-quality", type=int, default=85, metavar="N", help="of jpeg and webp (default: 85)")
@@ -119,3 +135,13 @@ def image_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "image_format": arguments.image_format,
         "image_quality": arguments.image_quality,
     }
+
+
+def keep_in_summary(arguments: argparse.Namespace, figures: Mapping[str, float]) -> None:
+    """Adds figures of the server to the file that --summary names, if it names one."""
+    from sightline.bench.load.machine import device_of
+    from sightline.bench.summary import add_to_summary
+    from sightline.cli.bench import command
+
+    if arguments.summary is not None and figures:
+        add_to_summary(arguments.summary, figures, command(), device_of(target_config(arguments)))

@@ -31,7 +31,7 @@ class ImageKind:
     """How the pictures of a run look."""
 
     resolution: str = "1080p"  # a name of RESOLUTIONS, or height x width
-    content: Content = "noise"
+    content: Content = "photo"
     format: Format = "jpeg"
     quality: int = 85
 

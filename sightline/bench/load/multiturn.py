@@ -124,6 +124,17 @@ def _round(resolution: str, number: int, talks: Sequence[Sequence[Answer]]) -> R
     )
 
 
+def last_round_figures(rounds: Sequence[Round], name: str | None = None) -> dict[str, float]:
+    """Median TTFT of the last round by resolution, as summary.json calls it. A conversation that broke off gives none."""
+    found = {}
+    for resolution in dict.fromkeys(one.resolution for one in rounds):
+        own = [one for one in rounds if one.resolution == resolution]
+        last = max(own, key=lambda one: one.number)
+        if last.ttft_ms is not None and not any(one.error for one in own):
+            found[f"{name or f'round{last.number}_ttft_ms'}.{resolution}"] = last.ttft_ms
+    return found
+
+
 def round_fields(found: Round) -> dict[str, Any]:
     return {
         "resolution": found.resolution,

@@ -11,6 +11,7 @@ from typing import Any
 from sightline.bench.load.body import RequestOptions, Sample, image_part, request_body
 from sightline.bench.load.datasets import make_images, user_message
 from sightline.bench.load.images import ImageKind
+from sightline.bench.load.machine import gpu_memory_mb
 from sightline.bench.load.server_timings import tower_ms, with_timings
 from sightline.bench.load.target import Target, TargetConfig
 from sightline.bench.load.texts import random_text
@@ -26,6 +27,7 @@ class ProbeConfig:
     input_len: int = 32
     output_len: int = 16
     warm_up: bool = True
+    gpu_memory: bool = False  # whether the server is on this machine and its GPU's memory is to be noted
     seed: int = 0
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -49,6 +51,7 @@ class Probe:
     prompt_tokens: int | None
     tower_ms: float | None
     error: str | None
+    gpu_memory_mb: float | None = None  # of this machine's first GPU, after the answer; the server never gives memory back
 
 
 async def run_probe(config: ProbeConfig, target: Target, tokens_per_word: float, told: Callable[[Probe], None]) -> list[Probe]:
@@ -115,6 +118,7 @@ class _Asker:
             prompt_tokens=answer.prompt_tokens,
             tower_ms=tower_ms(answer) if worked else None,
             error=f"{answer.failure.kind}: {answer.failure.message}" if answer.failure is not None else None,
+            gpu_memory_mb=gpu_memory_mb() if config.gpu_memory else None,
         )
 
 
@@ -132,4 +136,5 @@ def probe_fields(probe: Probe) -> dict[str, Any]:
         "prompt_tokens": probe.prompt_tokens,
         "tower_ms": probe.tower_ms,
         "error": probe.error,
+        "gpu_memory_mb": probe.gpu_memory_mb,
     }

@@ -1,7 +1,7 @@
 """`sightline bench serve`: prepare, warm up, load, count."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sightline.bench.load.arrivals import arrival_times
 from sightline.bench.load.body import RequestOptions, request_body
 from sightline.bench.load.datasets import DatasetConfig, make_samples
-from sightline.bench.load.generate import LoadResult, generate_load
+from sightline.bench.load.generate import Body, LoadResult, generate_load
 from sightline.bench.load.progress import Bar
 from sightline.bench.load.statistics import Statistics, statistics
 from sightline.bench.load.target import Target, TargetConfig, TargetError
@@ -27,6 +27,7 @@ class ServeConfig:
     request_rate: float = float("inf")
     max_concurrency: int | None = None
     num_warmups: int = 1
+    again: bool = False  # every request is sent once before the clock starts, so that the server knows it
     stream: bool = True
     ignore_eos: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
@@ -88,18 +89,21 @@ async def _measure(config: ServeConfig, target: Target, say: Callable[[str], Non
     bodies = [request_body(sample, options) for sample in samples]
     megabytes = sum(len(piece) for body in bodies for piece in body) / 1e6
     say(f"{len(bodies)} requests of {megabytes / len(bodies):.3f} MB on average to {target.model}")
-    if warm_ups:
-        with Bar("Warming up", len(warm_ups), config.progress) as bar:
-            warm_bodies = [request_body(sample, options) for sample in warm_ups]
-            arrivals = [0.0] * len(warm_ups)
-            warm = await generate_load(target, warm_bodies, arrivals, config.max_concurrency, config.stream, bar)
-        failures = [answer.failure for answer in warm.answers if answer.failure is not None]
-        if len(failures) == len(warm.answers):
-            raise TargetError(f"Every warm-up request failed; the first one with {failures[0].kind}: {failures[0].message}")
+    first = [request_body(sample, options) for sample in warm_ups] + (bodies if config.again else [])
+    if first:
+        await _warm_up(config, target, first)
     with Bar("Measuring", len(bodies), config.progress) as bar:
         arrivals = arrival_times(len(bodies), config.request_rate, config.dataset.seed)
         result = await generate_load(target, bodies, arrivals, config.max_concurrency, config.stream, bar)
     return ServeRun(target.model, result, statistics(result.answers, result.duration))
+
+
+async def _warm_up(config: ServeConfig, target: Target, bodies: Sequence[Body]) -> None:
+    with Bar("Warming up", len(bodies), config.progress) as bar:
+        warm = await generate_load(target, bodies, [0.0] * len(bodies), config.max_concurrency, config.stream, bar)
+    failures = [answer.failure for answer in warm.answers if answer.failure is not None]
+    if len(failures) == len(warm.answers):
+        raise TargetError(f"Every warm-up request failed; the first one with {failures[0].kind}: {failures[0].message}")
 
 
 async def words_to_tokens(target: Target, say: Callable[[str], None] = lambda line: None) -> float:

@@ -1,0 +1,148 @@
+"""`sightline bench targets` and the summaries of serve, multiturn and probe, against a real server with the embedded model."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.stub import RunningStub, refusal, stream, usage
+from sightline.bench.load.machine import read_metrics
+from sightline.bench.summary import add_to_summary, commit, values_of
+from sightline.bench.target_jobs import JOBS, NoFigureError, value_of
+from sightline.bench.target_table import TARGETS, TargetFigure, as_fields, figure_table
+from sightline.cli.bench import command
+from sightline.cli.main import main, make_parser
+
+from server.running import RunningServer, running  # isort: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running(tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+def summary_after(file: Path, *words: str) -> dict[str, Any]:
+    assert main(["bench", *words, "--summary", str(file)]) == 0
+    return dict(json.loads(file.read_text()))
+
+
+# Red if a figure of the table is taken by no command, or a command cannot be read.
+def test_every_job_is_a_command_and_every_key_a_target() -> None:
+    for key, job in JOBS.items():
+        assert key in {target.key for target in TARGETS}
+        parsed = make_parser().parse(["bench", *job.split()])
+        assert parsed.image_quality == 90 and parsed.image_content == "photo"
+    assert len({target.key for target in TARGETS}) == len(TARGETS)
+
+
+def test_met_means_what_it_says() -> None:
+    less, more = TargetFigure("a_ms", "", 10.0), TargetFigure("b_rps", "", 65.0, at_least=True)
+    assert less.met(10.0) and not less.met(10.1) and more.met(65.0) and not more.met(64.9)
+    shown = figure_table({"serve_rps.560": 70.0, "start_s": 30.0}, ["serve_rps.560", "start_s", "ttft_ms.560"]).splitlines()
+    assert len(shown) == 4
+    by_key = {line.split()[0]: line for line in shown[1:]}
+    assert by_key["serve_rps.560"].endswith(" met") and not by_key["serve_rps.560"].endswith("not met")
+    assert by_key["start_s"].endswith("not met") and by_key["ttft_ms.560"].endswith("-")
+    assert [(field["key"], field["met"]) for field in as_fields({"start_s": 30.0})] == [("start_s", False)]
+
+
+# Red if a key of the summary gets another figure than the record has, or where it came from is lost.
+def test_serve_keeps_the_figure_that_the_key_names(server: RunningServer, tmp_path: Path) -> None:
+    file, output = tmp_path / "summary.json", tmp_path / "o.jsonl"
+    file.write_text('{"other": {"value": 1}}')
+    flags = ["serve", "--port", str(server.port), "--image-resolution", "64x64", "--num-prompts", "3", "--max-concurrency", "1"]
+    flags += ["--output-len", "2", "--ignore-eos", "--no-progress", "--output", str(output)]
+    known = summary_after(file, *flags, "--summary-key", "ttft_ms.64")
+    known = summary_after(file, *flags, "--summary-key", "serve_rps.64", "--again")
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert known["ttft_ms.64"]["value"] == pytest.approx(records[0]["median_ttft_ms"], abs=1e-3)
+    assert known["serve_rps.64"]["value"] == pytest.approx(records[1]["request_throughput"], abs=1e-3)
+    assert known["ttft_ms.64"]["device"] == "cpu" and known["other"] == {"value": 1}
+    assert records[0]["total_cached_tokens"] == 0
+    assert records[1]["total_cached_tokens"] > 0.5 * records[1]["total_input_tokens"]  # it had seen each one before
+
+
+def test_multiturn_and_probe_keep_their_figures(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    flags = ["--port", str(server.port), "--resolutions", "64x64", "64x96"]
+    known = summary_after(file, "multiturn", *flags, "--rounds", "2", "--output-len", "2", "--no-progress")
+    assert set(known) == {"round1_ttft_ms.64x64", "round1_ttft_ms.64x96"} and known["round1_ttft_ms.64x64"]["value"] > 0
+    known = summary_after(file, "probe", *flags, "--counts", "2", "3", "--output-len", "2")
+    assert known["probe_images.64x64"]["value"] == known["probe_images.64x96"]["value"] == 3
+
+
+# Red if the table, the summary and the JSON disagree, or a figure that cannot be taken is passed over.
+def test_targets(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, kept = tmp_path / "summary.json", tmp_path / "targets.json"
+    flags = ["bench", "targets", "--port", str(server.port), "--summary", str(summary), "--json", str(kept)]
+    assert main([*flags, "--only", "ttft_ms.560,ttft_ms.64x1080p", "--seed", "4"]) == 1
+    out = capsys.readouterr().out
+    figures = json.loads(kept.read_text())
+    value = values_of(summary)["ttft_ms.560"]
+    assert figures["figures"][0]["value"] == pytest.approx(value, abs=1e-3)
+    assert figures["figures"][0]["sglang"] == 73.0 and figures["records"]["ttft_ms.560"]["completed"] == 9
+    assert json.loads(summary.read_text())["ttft_ms.560"]["command"] == f"sightline bench {JOBS['ttft_ms.560']}"
+    assert "ttft_ms.64x1080p" not in values_of(summary)
+    assert "ttft_ms.64x1080p was not taken" in out and "more than the limit of" in figures["failures"]["ttft_ms.64x1080p"]
+    assert sum(line.startswith("ttft_ms.560") for line in out.splitlines()) == 2
+    assert main([*flags, "--list"]) == 0
+    assert f"{value:,.2f}"[:4] in capsys.readouterr().out
+
+
+def test_a_failed_request_is_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunningStub(stream([0.0], usage(10, 1)), refusal(500, "Broken.")) as stub:
+        words = ["bench", "serve", "--base-url", stub.url, "--dataset-name", "text", "--num-prompts", "2", "--num-warmups", "0"]
+        words += [
+            "--max-concurrency",
+            "1",
+            "--no-progress",
+            "--summary",
+            str(tmp_path / "s.json"),
+            "--summary-key",
+            "ttft_ms.x",
+        ]
+        assert main(words) == 1
+    assert not (tmp_path / "s.json").exists()
+    record = {"kind": "serve", "failed": 1, "failures": [{"kind": "HTTP 500", "example": "Broken."}]}
+    with pytest.raises(NoFigureError, match="Broken"):
+        value_of("ttft_ms.560", record)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["serve", "--summary", "s.json"], "--summary and --summary-key belong together"),
+        (["serve", "--summary", "s.json", "--summary-key", "speed.560"], "--summary-key is 'speed.560', but must begin with"),
+        (["targets", "--only", "ttft_ms.561"], "--only names 'ttft_ms.561'"),
+    ],
+)
+def test_mistakes(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *flags]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+# Red if a figure names a folder, a host or a key of the machine it was taken on.
+def test_commands_name_nothing_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["bench", "serve", "--api-key", "secret", "--base-url=http://inside:1", "--header", "x=secret", "y=secret"]
+    words += ["--output", str(tmp_path / "o.jsonl"), f"--summary={Path.cwd() / 'results' / 's.json'}", "--seed", "3"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sightline", *words])
+    assert command() == (
+        "sightline bench serve --api-key ... --base-url=... --header ... ... --output o.jsonl --summary=results/s.json --seed 3"
+    )
+
+
+def test_the_commit_may_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SIGHTLINE_COMMIT", "abc1234")
+    assert commit() == "abc1234"
+    add_to_summary(tmp_path / "s.json", {"a": 1.0}, "sightline", "cpu")
+    assert json.loads((tmp_path / "s.json").read_text())["a"]["commit"] == "abc1234"
+
+
+def test_metrics_are_read() -> None:
+    text = '# HELP a b\nsightline:cache_bytes{cache="prefix"} 12.0\nup 1\nsightline:info{device="cuda:0",model="a b"} 1.0\n'
+    wanted = {"sightline:cache_bytes{cache=prefix}": 12.0, "up": 1.0, "sightline:info{device=cuda:0,model=a b}": 1.0}
+    assert read_metrics(text) == wanted
