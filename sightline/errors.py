@@ -30,3 +30,7 @@ class PromptError(UserError):
 
 class PromptTooLongError(PromptError):
     """A prompt has more tokens, or reaches further positions, than the model can take."""
+
+
+class OutOfMemoryError(Exception):
+    """A step ran out of the device's memory: nobody's fault in particular. The message is fit to print as it is."""

@@ -10,10 +10,12 @@ import torch
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
-from sightline.config import EngineConfig
+from sightline.config import EngineConfig, MediaConfig
+from sightline.engine.activation_peak import graph_sizes
 from sightline.engine.answers import Answer, FinishReason
 from sightline.engine.forming import Forming
 from sightline.engine.memory import BLOCK_ROWS, plan_memory
+from sightline.engine.out_of_memory import recover
 from sightline.errors import ConfigError, PromptError, UserError
 from sightline.grammar.compile import Grammar
 from sightline.models.model import VisionLanguageModel
@@ -62,12 +64,13 @@ class Engine:
         config: EngineConfig,
         max_model_len: int,
         default_seed: int = 0,
+        max_image_pixels: int = MediaConfig.max_image_pixels,
     ) -> None:
         weight = model.text.embed_tokens.weight
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_model_len, self.default_seed = max_model_len, default_seed
         self.weights_epoch = 0  # raise it when weights change: nothing computed with the old ones is found again
-        self.memory = plan_memory(config, model.spec, weight.device, weight.dtype, max_model_len)
+        self.memory = plan_memory(config, model, processor, max_model_len, max_image_pixels, graph_sizes(config))
         memory = self.memory
         self.schedule = Schedule(
             limits=Limits(
@@ -89,6 +92,7 @@ class Engine:
             choose_decode_threads(config.decode_threads),
             compact_patches=config.compact_patches,
             tower_graphs=_tower_graphs(model.vision, config),
+            most_patches=config.max_patches_per_step,
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
@@ -190,7 +194,7 @@ class Engine:
             tokens, logprobs = self._compute(step)
         except Exception as error:  # whatever happens in a step costs its requests, not the engine
             complete_step(self.schedule, replace(step, chunks=()), {})
-            return updates + self._fail([chunk.sequence for chunk in step.chunks], error)
+            return updates + self._fail([chunk.sequence for chunk in step.chunks], recover(error))
         complete_step(self.schedule, step, tokens)
         return updates + self._take_tokens(step.chunks, tokens, logprobs)
 
@@ -208,7 +212,8 @@ class Engine:
         try:
             result = self.runner.encode(step.encodes)
         except Exception as error:  # not one item's fault, say out of memory: all who wait for these items fail
-            result = Encoded({encode.entry.key: error for encode in step.encodes})
+            told = recover(error)
+            result = Encoded({encode.entry.key: told for encode in step.encodes})
         self._note_encode(step, result)
         if not result.failures:
             return [], step

@@ -21,7 +21,15 @@ def load_engine(config: Config, files: ModelFiles, progress: Progress | None = N
         model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed)
     else:
         model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress)
-    return Engine(model, files.processor, files.tokenizer, config.engine, files.max_model_len, chosen.seed)
+    return Engine(
+        model,
+        files.processor,
+        files.tokenizer,
+        config.engine,
+        files.max_model_len,
+        chosen.seed,
+        config.media.max_image_pixels,
+    )
 
 
 def choose_device(name: str) -> torch.device:

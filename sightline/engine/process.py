@@ -41,7 +41,7 @@ from sightline.engine.messages import (
     encode,
     request_of,
 )
-from sightline.errors import MissingMediaError, UserError
+from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
 from sightline.models.files import read_model_files
 from sightline.timing import StageClock
 from sightline.types import Completion
@@ -197,6 +197,8 @@ def failure_of(error: Exception) -> Failure:
         return Failure("missing_media", str(error))
     if isinstance(error, UserError):
         return Failure("invalid", str(error))
+    if isinstance(error, OutOfMemoryError):
+        return Failure("internal", str(error))
     return Failure("internal", f"The engine failed on this request with {type(error).__name__}: {error}")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sightline.cache.embeddings import EmbeddingCache
+from sightline.config import EngineConfig
 from sightline.errors import ConfigError, MediaError, MissingMediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
@@ -24,7 +25,8 @@ from sightline.vision.arena import EmbeddingArena
 from sightline.vision.decode_ahead import DecodeAhead, Pixels
 from sightline.vision.graphs import TowerGraphs
 from sightline.vision.patches import make_patches
-from sightline.vision.tower_batch import make_tower_batch
+from sightline.vision.pieces import cut_pieces
+from sightline.vision.tower_batch import Grid, make_tower_batch
 
 MOST_DECODE_THREADS = 16
 
@@ -72,10 +74,11 @@ class Runner:
         decode_threads: int,
         compact_patches: bool = True,
         tower_graphs: TowerGraphs | None = None,
+        most_patches: int = EngineConfig.max_patches_per_step,
     ) -> None:
         self.model, self.processor, self._compact, self._graphs = model, processor, compact_patches, tower_graphs
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
-        self.device = arena.rows.device
+        self.device, self._most_patches = arena.rows.device, most_patches
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self.ahead = DecodeAhead(self._decoders)
@@ -151,7 +154,12 @@ class Runner:
         counts.patches += total
         counts.peak_patches = max(counts.peak_patches, total)
         counts.peak_items = max(counts.peak_items, len(items))
-        batch = make_tower_batch(patches, [item.grid for item in items], self.model.spec.vision, self.device)
+        pieces = cut_pieces(patches, [item.grid for item in items], self._most_patches)
+        found = [self._run_tower(parts, grids) for parts, grids in pieces]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _run_tower(self, patches: Seq[torch.Tensor], grids: Seq[Grid]) -> torch.Tensor:
+        batch = make_tower_batch(patches, grids, self.model.spec.vision, self.device)
         rows = self._graphs.run(batch) if self._graphs is not None else None
         return rows if rows is not None else self.model.encode(batch)
 

@@ -24,6 +24,7 @@ Replay = Callable[[], None]
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  # -> how to run it again, where its result is
 
 SEGMENTS = (1, 4, 16, 64)  # empty segments cost a little each, so a lone image does not carry sixty-three of them
+MOST_PATCHES = 8192  # of the largest bucket
 _SMALLEST, _UNIT, _GROWTH = 256, 64, 1.15  # patches of the smallest bucket; all are multiples of the unit
 
 
@@ -42,7 +43,7 @@ def patch_buckets(most: int) -> list[int]:
 
 
 class TowerGraphs:
-    def __init__(self, tower: VisionTower, capture: Capture, most_patches: int = 8192) -> None:
+    def __init__(self, tower: VisionTower, capture: Capture, most_patches: int = MOST_PATCHES) -> None:
         """`most_patches` is a multiple of 64."""
         assert most_patches % _UNIT == 0
         self._tower, self._capture = tower, capture

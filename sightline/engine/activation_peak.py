@@ -1,0 +1,157 @@
+"""How much memory the largest steps take on a GPU, measured before the caches are given theirs.
+
+What a request may bring beside tokens and patches, and cannot be measured without one, is worked out: pixels on their way to
+patches, and clips of more patches than the tower takes at once. docs/memory.md lists all of it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from sightline.config import EngineConfig
+from sightline.engine.rehearsal import rehearse_language, rehearse_sampling, rehearse_tower
+from sightline.errors import ConfigError
+from sightline.models.model import VisionLanguageModel
+from sightline.spec import ProcessorSpec
+from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
+
+# Copies of pixels at a time: as decoded, after the first pass of the resize (or a decoder's scratch), resized.
+_PIXEL_COPIES = 3
+CLIP_GROUP_BYTES = 256 * 1024**2  # vision/patches.py uploads the frames of a clip in groups of this size
+_ID_BYTES = 8  # of a token id that a penalty has seen
+_GRAPH_BYTES = 8 * 1024**2  # what the driver keeps of a recorded graph, beside the memory its kernels work in
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """The CUDA graphs that an engine records: the largest, and how many."""
+
+    step_tokens: int = 0  # of the largest graph of a step; 0: none
+    step_graphs: int = 0
+    tower_patches: int = 0  # of the largest graph of the tower; 0: none
+    tower_graphs: int = 0
+
+
+def graph_sizes(config: EngineConfig) -> GraphSizes:
+    """What an engine with these settings records."""
+    if not config.tower_graphs:
+        return GraphSizes()
+    # Recorded when first needed, so not all of them will be.
+    return GraphSizes(tower_patches=MOST_PATCHES, tower_graphs=len(patch_buckets(MOST_PATCHES)) * len(SEGMENTS))
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes that steps take for a moment, at the configured limits, and that graphs keep."""
+
+    language: int
+    sampling: int
+    tower: int
+    pixels: int
+    graphs: int
+
+    @property
+    def activations(self) -> int:
+        """All at once: the tower has a stream of its own, and torch gives no stream the memory of another."""
+        return self.language + self.sampling + self.tower + self.pixels
+
+
+def largest_frame(processor: ProcessorSpec) -> int:
+    """Most patches of one frame, which goes through the tower in one piece."""
+    image, video = processor.image, processor.video
+    stills = image.temporal_patch_size if image.budget == "per_clip" else 1
+    frames = 1 if video.style == "qwen2_5" else video.temporal_patch_size
+    return max(
+        image.max_pixels // stills // image.patch_size**2,
+        video.max_pixels // frames // video.patch_size**2,
+    )
+
+
+def largest_item(processor: ProcessorSpec, most_rows: int) -> int:
+    """Most patches of one image or video, of which `most_rows` embedding rows can be kept."""
+    video = processor.video
+    frames = video.max_frames if video.style == "qwen2_5" else 1  # the others' limit is on the whole clip
+    clip = video.max_pixels * frames // (video.temporal_patch_size * video.patch_size**2)
+    return min(max(clip, largest_frame(processor)), most_rows * video.merge_size**2)
+
+
+def measure_peaks(
+    model: VisionLanguageModel,
+    processor: ProcessorSpec,
+    config: EngineConfig,
+    longest: int,
+    most_rows: int,
+    max_image_pixels: int,
+    graphs: GraphSizes,
+) -> Peaks:
+    """Runs the largest steps on the model's GPU. `longest` is the most tokens of a sequence, `most_rows` of one item."""
+    weight = model.text.embed_tokens.weight
+    device, vocab = weight.device, model.spec.text.vocab_size
+    at_once = max(config.max_patches_per_step, largest_frame(processor))
+
+    def language(tokens: int, sequences: int) -> int:
+        return _peak(device, lambda: rehearse_language(model, tokens, sequences, longest, config.page_size))
+
+    def tower(patches: int) -> int:
+        return _peak(device, lambda: rehearse_tower(model, patches))
+
+    with _naming("max_num_batched_tokens", config.max_num_batched_tokens):
+        step = language(config.max_num_batched_tokens, config.max_num_seqs)
+    with _naming("max_num_seqs", config.max_num_seqs):
+        seen = config.max_num_seqs * min(vocab, longest) * _ID_BYTES
+        sampling = seen + _peak(device, lambda: rehearse_sampling(vocab, config.max_num_seqs, device, weight.dtype))
+    with _naming("max_patches_per_step" if at_once == config.max_patches_per_step else "max_pixels", at_once):
+        encode = tower(at_once)
+    kept = _GRAPH_BYTES * (graphs.step_graphs + graphs.tower_graphs)
+    kept += language(graphs.step_tokens, graphs.step_tokens) if graphs.step_tokens else 0
+    kept += tower(graphs.tower_patches) if graphs.tower_patches else 0
+    return Peaks(
+        language=step,
+        sampling=sampling,
+        tower=encode + _long_clips(model, largest_item(processor, most_rows) - at_once),
+        pixels=pixel_bytes(processor, config.max_patches_per_step, max_image_pixels),
+        graphs=kept,
+    )
+
+
+def _long_clips(model: VisionLanguageModel, patches: int) -> int:
+    """Patches beyond those that the tower takes at once wait on the device, as do their rows; joining takes both twice."""
+    vision, weight = model.spec.vision, model.vision.patch_embed.weight
+    row = vision.row_width // vision.merge_size**2
+    return max(0, patches) * 2 * (weight.shape[1] + row) * weight.dtype.itemsize
+
+
+def pixel_bytes(processor: ProcessorSpec, patches_per_step: int, max_image_pixels: int) -> int:
+    """Pixels of the largest sources that one step can bring to the device.
+
+    A source above max_pixels is made as small as that, so the patches of a step say how many such sources there can be.
+    """
+    image = processor.image
+    most = max(1, patches_per_step // max(1, image.max_pixels // image.patch_size**2))
+    source = max(3 * max_image_pixels * processor.video.temporal_patch_size, CLIP_GROUP_BYTES)
+    return most * source * _PIXEL_COPIES
+
+
+@contextmanager
+def _naming(setting: str, value: int) -> Iterator[None]:
+    """Running out of memory inside becomes a sentence with the setting to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"{setting} is {value}, but a step of that size does not fit into the GPU's memory beside the weights; "
+            f"try {max(1, value // 2)}."
+        ) from None
+
+
+def _peak(device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that torch takes from the device while `run` runs, its rounding and its gaps included."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
