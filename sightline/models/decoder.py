@@ -9,7 +9,7 @@ from sightline.models.layers import GatedMLP, RMSNorm
 from sightline.ops.attention import paged_attention
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
-from sightline.ops.rows import add_rows, place_rows
+from sightline.ops.rows import embed_rows
 from sightline.spec import TextSpec
 
 
@@ -53,6 +53,15 @@ class Attention(nn.Module):
         return out
 
 
+def norm_of_sum(
+    norm: RMSNorm, hidden: torch.Tensor, pending: torch.Tensor, tap: torch.Tensor | None, row_index: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(total), total), where total is hidden + pending, and + tap[row_index] for vision tokens. tap [rows, size]"""
+    if tap is None or row_index is None:
+        return norm.after_add(pending, hidden)
+    return norm.after_add_of_rows(pending, hidden, tap, row_index)
+
+
 class DecoderLayer(nn.Module):
     def __init__(self, spec: TextSpec) -> None:
         super().__init__()
@@ -67,16 +76,17 @@ class DecoderLayer(nn.Module):
         self,
         hidden: torch.Tensor,
         pending: torch.Tensor | None,
+        tap: torch.Tensor | None,
         batch: ForwardBatch,
         cache: LayerCache,
         table: RotaryTable,
         axes: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's input is hidden + pending and so is its output: each add is left to the norm that follows it."""
+        """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them."""
         if pending is None:
             normed = self.input_norm(hidden)
         else:
-            normed, hidden = self.input_norm.after_add(pending, hidden)
+            normed, hidden = norm_of_sum(self.input_norm, hidden, pending, tap, batch.row_index)
         attended = self.attention(normed, batch, cache, table, axes)
         if self.attention_out_norm is not None:
             attended = self.attention_out_norm(attended)
@@ -109,20 +119,21 @@ class Decoder(nn.Module):
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> torch.Tensor:
         """Logits of the wanted tokens, [wanted, vocab], in the model's dtype."""
-        size = self.spec.hidden_size
-        hidden: torch.Tensor = self.embed_tokens(batch.token_ids)
-        taps = 0
-        if batch.vision_rows is not None and batch.row_index is not None:
-            hidden = place_rows(hidden, batch.vision_rows[:, :size], batch.row_index)
-            taps = batch.vision_rows.shape[1] // size - 1
-        pending: torch.Tensor | None = None
+        hidden = embed_rows(batch.token_ids, self.embed_tokens.weight, batch.vision_rows, batch.row_index)
+        taps = self._taps(batch)
+        pending, tap = None, None
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            hidden, pending = layer(hidden, pending, batch, cache, self.rotary, self.axes)
-            if index < taps and batch.vision_rows is not None and batch.row_index is not None:
-                tap = batch.vision_rows[:, (index + 1) * size : (index + 2) * size]
-                hidden, pending = add_rows(hidden + pending, tap, batch.row_index), None
-        if pending is not None:
-            hidden = hidden + pending
-        wanted = self.norm(hidden[batch.logit_index])
+            hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes)
+            tap = taps[index] if index < len(taps) else None
+        assert pending is not None
+        wanted = batch.logit_index
+        rows = None if tap is None or batch.row_index is None else batch.row_index[wanted]
+        normed, _ = norm_of_sum(self.norm, hidden[wanted], pending[wanted], tap, rows)
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(wanted, head)
+        return F.linear(normed, head)
+
+    def _taps(self, batch: ForwardBatch) -> list[torch.Tensor]:
+        """[rows, size] each: what vision tokens get added after layer 0, 1, …"""
+        if batch.vision_rows is None:
+            return []
+        return list(batch.vision_rows.split(self.spec.hidden_size, dim=1))[1:]

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from sightline.ops.activations import silu_mul
+from sightline.ops.activations import gelu_tanh, silu_mul
 from sightline.ops.linear import linear_gelu_tanh
-from sightline.ops.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from sightline.ops.norms import add_layer_norm, add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.spec import Norm
 
 
@@ -21,6 +21,12 @@ class RMSNorm(nn.Module):
     def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(residual + x), residual + x)"""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def after_add_of_rows(
+        self, x: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor, index: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with rows[index] added too, where index >= 0."""
+        return add_rms_norm_rows(x, residual, self.weight, self.eps, rows, index)
 
 
 class LayerNorm(nn.Module):
@@ -60,9 +66,13 @@ class GeluMLP(nn.Module):
 
     def __init__(self, size: int, intermediate: int, bias: bool) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(size, intermediate, bias=bias)
+        self.fc1: nn.Module = nn.Linear(size, intermediate, bias=bias)
         self.fc2 = nn.Linear(intermediate, size, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc2(linear_gelu_tanh(x, self.fc1.weight, self.fc1.bias))
+        if isinstance(self.fc1, nn.Linear):
+            inner = linear_gelu_tanh(x, self.fc1.weight, self.fc1.bias)
+        else:  # in 8-bit floats
+            inner = gelu_tanh(self.fc1(x))
+        out: torch.Tensor = self.fc2(inner)
         return out

@@ -1,4 +1,8 @@
-"""Normalisations, alone and fused with the residual add before them. Sums in float32, whatever the input."""
+"""Normalisations, alone and fused with the adds before them. Sums in float32, whatever the input.
+
+A `shift` is added to what is normalised and to nothing else: a residual stream may be kept without a sum of biases that is
+known beforehand.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,60 +13,100 @@ import torch.nn.functional as F
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 
 _TOLERANCES = {torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(1e-2, 1.6e-2)}
-_SIZES = ((7, 72), (33, 128), (5, 4096))
+_SIZES = ((7, 72), (33, 128), (9, 1152), (5, 4096))
+
+
+def _inputs(make: ExampleMaker, *names: str) -> Iterator[dict[str, Any]]:
+    """Without shift and with it. Names: of tensors like x, then of vectors."""
+    for rows, size in _SIZES:
+        example = {name: make.normal(rows, size) if name in ("x", "residual") else make.normal(size) for name in names}
+        yield {**example, "eps": 1e-6}
+        yield {**example, "eps": 1e-6, "shift": make.normal(size, dtype=torch.float32)}
 
 
 def _rms_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for rows, size in _SIZES:
-        yield {"x": make.normal(rows, size), "weight": make.normal(size), "eps": 1e-6}
+    yield from _inputs(make, "x", "weight")
     yield {"x": make.normal(6, 4, 128), "weight": make.normal(128), "eps": 1e-5}  # per head
+    yield {"x": make.normal(6, 300)[:, 20:180], "weight": make.normal(160), "eps": 1e-5}  # rows apart
 
 
 @op(examples=_rms_examples, tolerances=_TOLERANCES)
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, shift: torch.Tensor | None = None) -> torch.Tensor:
     """x / rms(x) over the last axis, rounded to x's dtype, then times weight (the order transformers rounds in).
 
-    x [..., size], weight [size].
+    x [..., size], weight [size], shift [size] float32: x + shift is normalised, in float32.
     """
-    wide = x.float()
+    wide = x.float() if shift is None else x.float() + shift
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * scaled.to(x.dtype)
 
 
 def _add_rms_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for rows, size in _SIZES:
-        yield {"x": make.normal(rows, size), "residual": make.normal(rows, size), "weight": make.normal(size), "eps": 1e-6}
+    yield from _inputs(make, "x", "residual", "weight")
 
 
 @op(examples=_add_rms_examples, tolerances=_TOLERANCES)
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, shift: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual), x + residual); the sum is rounded to x's dtype before it is normalised."""
+    """(rms_norm(x + residual + shift), x + residual); the sum is rounded to x's dtype before it is normalised."""
     total = residual + x
+    return rms_norm.definition(total, weight, eps, shift), total
+
+
+def _add_rms_rows_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for tokens, size in _SIZES:
+        rows = make.normal(4, 3 * size)[:, size : 2 * size]  # the second of three parts of wider rows
+        index = make.integers(-1, 4, tokens, dtype=torch.int64)
+        example = {"x": make.normal(tokens, size), "residual": make.normal(tokens, size), "weight": make.normal(size)}
+        yield {**example, "eps": 1e-6, "rows": rows, "index": index}
+    yield {**example, "eps": 1e-6, "rows": rows, "index": make.tensor([-1] * tokens, torch.int64)}
+
+
+@op(examples=_add_rms_rows_examples, tolerances=_TOLERANCES)
+def add_rms_norm_rows(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rows: torch.Tensor, index: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(total), total), where total[t] is residual[t] + x[t], and + rows[index[t]] where index[t] >= 0.
+
+    Rounded after each add, as transformers does. x and residual [tokens, size], weight [size], rows [n, size] possibly a
+    strided view, index [tokens] int64, -1 for none.
+    """
+    total = residual + x
+    total = torch.where((index >= 0)[:, None], total + rows[index.clamp(min=0)], total)
     return rms_norm.definition(total, weight, eps), total
 
 
 def _layer_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for rows, size in _SIZES:
-        yield {"x": make.normal(rows, size), "weight": make.normal(size), "bias": make.normal(size), "eps": 1e-6}
+    yield from _inputs(make, "x", "weight", "bias")
 
 
 @op(examples=_layer_examples, tolerances=_TOLERANCES)
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Mean and variance over the last axis. x [..., size], weight and bias [size]."""
-    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, shift: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mean and variance over the last axis. x [..., size], weight and bias [size].
+
+    shift [size] float32: x + shift is normalised, in float32.
+    """
+    if shift is None:
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+    return F.layer_norm(x.float() + shift, (x.shape[-1],), weight.float(), bias.float(), eps).to(x.dtype)
 
 
 def _add_layer_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for example in _layer_examples(make):
-        yield {**example, "residual": make.normal(*example["x"].shape)}
+    yield from _inputs(make, "x", "residual", "weight", "bias")
 
 
 @op(examples=_add_layer_examples, tolerances=_TOLERANCES)
 def add_layer_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    shift: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(layer_norm(x + residual), x + residual); the sum is rounded to x's dtype before it is normalised."""
+    """(layer_norm(x + residual + shift), x + residual); the sum is rounded to x's dtype before it is normalised."""
     total = residual + x
-    return layer_norm.definition(total, weight, bias, eps), total
+    return layer_norm.definition(total, weight, bias, eps, shift), total

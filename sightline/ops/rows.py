@@ -1,33 +1,40 @@
-"""Vision rows in the language model's hidden state. index[t] names the row that token t takes, -1 means a text token."""
+"""The language model's first hidden state: rows of the embedding table, and rows of encoded images in their places."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from sightline.ops.dispatch import EXACT, ExampleMaker, Tolerance, op
+from sightline.ops.dispatch import EXACT, ExampleMaker, op
 
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for tokens, rows, size, columns in ((5, 3, 8, 8), (40, 16, 256, 1024)):
+    for tokens, vocab, rows, size, columns in ((5, 7, 3, 8, 8), (40, 50, 16, 256, 1024), (3, 9, 4, 1100, 2200)):
+        index = make.integers(-1, rows, tokens, dtype=torch.int64)
+        ids = make.integers(0, vocab, tokens, dtype=torch.int64)
         yield {
-            "hidden": make.normal(tokens, size),
-            "rows": make.normal(rows, columns)[:, columns - size :],
-            "index": make.integers(-1, rows, tokens, dtype=torch.int64),
+            "token_ids": torch.where(index < 0, ids, ids + 10**9),  # what stands in an image's place is not looked up
+            "table": make.normal(vocab, size),
+            "vision_rows": make.normal(rows, columns),
+            "row_index": index,
         }
-    yield {"hidden": make.normal(4, 8), "rows": make.normal(2, 8), "index": make.tensor([-1] * 4, torch.int64)}
+    text = {"token_ids": make.integers(0, 6, 4, dtype=torch.int64), "table": make.normal(6, 72)}
+    yield {**text, "vision_rows": None, "row_index": None}
+    yield {**text, "vision_rows": make.normal(2, 72), "row_index": make.tensor([-1] * 4, torch.int64)}
 
 
 @op(examples=_examples, tolerances={torch.float32: EXACT, torch.bfloat16: EXACT})
-def place_rows(hidden: torch.Tensor, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Token t becomes rows[index[t]] where index[t] >= 0 and stays hidden[t] elsewhere.
+def embed_rows(
+    token_ids: torch.Tensor, table: torch.Tensor, vision_rows: torch.Tensor | None, row_index: torch.Tensor | None
+) -> torch.Tensor:
+    """Token t is the start of vision_rows[row_index[t]] where row_index[t] >= 0, else table[token_ids[t]]. [tokens, size]
 
-    hidden [tokens, size], rows [n, size] possibly a strided view, index [tokens] int64.
+    token_ids [tokens] int64, any number where a vision row goes; table [vocab, size]; vision_rows [rows, size or more];
+    row_index [tokens] int64, -1 for text. The last two are both None if all is text.
     """
-    return torch.where((index >= 0)[:, None], rows[index.clamp(min=0)], hidden)
-
-
-@op(examples=_examples, tolerances={torch.float32: Tolerance(1e-6, 1e-6), torch.bfloat16: Tolerance(0.0, 8e-3)})
-def add_rows(hidden: torch.Tensor, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """hidden[t] + rows[index[t]] where index[t] >= 0, hidden[t] elsewhere. Arguments as for place_rows."""
-    return torch.where((index >= 0)[:, None], hidden + rows[index.clamp(min=0)], hidden)
+    if vision_rows is None or row_index is None:
+        return F.embedding(token_ids, table)
+    is_vision = row_index >= 0
+    text = F.embedding(token_ids.masked_fill(is_vision, 0), table)
+    return torch.where(is_vision[:, None], vision_rows[row_index.clamp(min=0), : table.shape[1]], text)

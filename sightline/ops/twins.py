@@ -6,7 +6,7 @@ import importlib.util
 
 import torch
 
-_TRITON = ("rotary", "norms", "activations", "places", "position_grid", "pixels", "qkv", "paged_attention", "fp8")
+_TRITON = ("rotary", "rows", "norms", "activations", "places", "position_grid", "pixels", "qkv", "paged_attention", "fp8")
 
 
 @functools.cache

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 
 from sightline.ops.attention import kv_store, paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
+from sightline.ops.norms import add_layer_norm, add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.position_grid import interpolate_position_grid
 from sightline.ops.rotary import make_rotary_table, mrope_axes, text_rotary, vision_rotary
-from sightline.ops.rows import add_rows, place_rows
+from sightline.ops.rows import embed_rows
 from sightline.ops.token_mask import forbid_tokens
 
 
@@ -128,10 +129,35 @@ def test_position_grid_equals_torch_interpolation(mode: str, align_corners: bool
 
 
 def test_rows_go_to_their_tokens_only() -> None:
-    hidden, rows = torch.zeros(4, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    """Red when a token takes another row, or the id that stands in an image's place is looked up."""
+    table, rows = torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([[1.0, 2.0, 9.0, 9.0], [3.0, 4.0, 9.0, 9.0]])
     index = torch.tensor([-1, 1, -1, 0])
-    assert place_rows(hidden, rows, index).tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
-    assert add_rows(torch.ones(4, 2), rows, index).tolist() == [[1, 1], [4, 5], [1, 1], [2, 3]]
+    ids = torch.tensor([1, 10**12, 0, -1])
+    assert embed_rows(ids, table, rows, index).tolist() == [[7, 8], [3, 4], [5, 6], [1, 2]]
+    assert embed_rows(ids[::2], table, None, None).tolist() == [[7, 8], [5, 6]]
+
+
+def test_taps_are_added_after_the_residual_and_rounded_in_between() -> None:
+    """Red when a row goes to another token, or the three numbers are added in another order: in bfloat16 another sum."""
+    x, residual = torch.tensor([[1.0], [1.0], [1.0]]).bfloat16(), torch.tensor([[256.0], [256.0], [256.0]]).bfloat16()
+    rows, index = torch.tensor([[1.0], [300.0]]).bfloat16(), torch.tensor([0, -1, 1])
+    normed, total = add_rms_norm_rows(x, residual, torch.tensor([2.0]).bfloat16(), 0.0, rows, index)
+    assert total.tolist() == [[256], [256], [556]]  # 256 + 1 is 256, and again; 256 + (1 + 1) would be 258
+    assert normed.tolist() == [[2], [2], [2]]
+
+
+def test_a_shift_is_normalised_and_not_kept() -> None:
+    """Red when the shift reaches the residual stream, is rounded, or is left out."""
+    torch.manual_seed(6)
+    x, residual, weight, bias = torch.randn(4, 9, 16).unbind()
+    weight, bias, shift = weight[0], bias[0], torch.randn(16) * 3
+    for norm, extra in ((F.layer_norm, (bias,)), (F.rms_norm, ())):
+        plain, add = (layer_norm, add_layer_norm) if extra else (rms_norm, add_rms_norm)
+        expected = norm(x + shift, (16,), weight, *extra, eps=1e-6)
+        torch.testing.assert_close(plain(x, weight, *extra, 1e-6, shift), expected)
+        normed, total = add(x, residual, weight, *extra, 1e-6, shift)
+        torch.testing.assert_close(normed, norm(x + residual + shift, (16,), weight, *extra, eps=1e-6))
+        assert torch.equal(total, residual + x)
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100])

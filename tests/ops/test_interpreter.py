@@ -22,7 +22,8 @@ def test_kernels_agree_with_their_definitions() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command + chosen, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    names = "vision_rotary rms_norm add_layer_norm silu_mul patch_places add_position_grid resize_bicubic patchify "
+    names = "vision_rotary embed_rows rms_norm add_rms_norm_rows add_layer_norm"
+    names += " silu_mul patch_places add_position_grid resize_bicubic patchify "
     names += "rotate_and_store paged_attention quantise_rows fp8_block_linear"
     for name in names.split():
         assert f"PASSED tests/ops/test_every_op.py::test_definition_and_twins[{name}-float32-cpu]" in done.stdout

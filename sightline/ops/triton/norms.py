@@ -1,54 +1,125 @@
-"""Norms, alone and after a residual add, one program per row: read once, summed in float32, written once."""
+"""Norms, alone and after adds, one program per row: read once, summed in float32, written once.
+
+Blocks are powers of two, rows often are not: a row is held in two pieces, the largest power of two that fits and what is left
+(1152 = 1024 + 128), so that hardly a lane idles. A program has so few warps that a thread has 16 to 40 numbers to load before
+it waits for any: rows as short as a vision tower's take one warp, whose sums need no barrier.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from sightline.ops.norms import add_layer_norm, add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.triton import next_power_of_2, runs_here
 
 _MOST = 16384  # numbers of a row that a program can hold
 
 
 @triton.jit
-def _norm(
-    x, residual, weight, bias, out, total, row_stride, eps,
-    size: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr, BLOCK: tl.constexpr,
+def _read(
+    x, residual, rows, shift, total, takes, column, inside, ADD: tl.constexpr, ROWS: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """CENTRE: layer norm (mean taken off, bias added); else RMS norm. ADD: of x + residual, which goes to `total`."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < size
-    value = tl.load(x + row * row_stride + column, mask=inside, other=0.0)
+    """What is to be normalised, in float32: a piece of one row. Pointers are to the row's start."""
+    value = tl.load(x + column, mask=inside, other=0.0)
     if ADD:
-        value = (value.to(tl.float32) + tl.load(residual + row * size + column, mask=inside, other=0.0).to(tl.float32)).to(
-            value.dtype
-        )
-        tl.store(total + row * size + column, value, mask=inside)
+        more = tl.load(residual + column, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)
+        if ROWS:
+            row = tl.load(rows + column, mask=inside & takes, other=0.0)
+            value = tl.where(takes, (value.to(tl.float32) + row.to(tl.float32)).to(value.dtype), value)
+        tl.store(total + column, value, mask=inside)
     wide = value.to(tl.float32)
+    if SHIFT:
+        wide += tl.load(shift + column, mask=inside, other=0.0)
+    return wide
+
+
+@triton.jit
+def _write(out, wide, scale, gain, offset, column, inside, CENTRE: tl.constexpr):
     if CENTRE:
-        wide = tl.where(inside, wide - tl.sum(wide, 0) / size, 0.0)
-    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    gain = tl.load(weight + column, mask=inside, other=0.0)
-    if CENTRE:
-        result = scaled * gain.to(tl.float32) + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        result = wide * scale * gain.to(tl.float32) + offset.to(tl.float32)
     else:
-        result = scaled.to(value.dtype).to(tl.float32) * gain.to(tl.float32)  # rounded in between, as the definition is
-    tl.store(out + row * size + column, result.to(value.dtype), mask=inside)
+        rounded = (wide * scale).to(out.dtype.element_ty)  # in between, as the definition does
+        result = rounded.to(tl.float32) * gain.to(tl.float32)
+    tl.store(out + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm(
+    x, residual, rows, index, shift, weight, bias, out, total, x_stride, rows_stride, eps, size: tl.constexpr,
+    ADD: tl.constexpr, ROWS: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """CENTRE: layer norm (mean taken off, bias added); else RMS norm. ADD, ROWS: of a sum, which goes to `total`.
+
+    Weights are read before the sums: with one row in a program they are as far away as the row is.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    x += token * x_stride
+    residual += token * size
+    total += token * size
+    out += token * size
+    takes = token >= 0  # a truth until ROWS tells another
+    if ROWS:
+        row = tl.load(index + token)
+        takes = row >= 0
+        rows += row * rows_stride
+    column = tl.arange(0, MAIN)
+    inside = column < size
+    gain = tl.load(weight + column, mask=inside, other=0.0)
+    offset = tl.load(bias + column, mask=inside, other=0.0) if CENTRE else gain
+    main = _read(x, residual, rows, shift, total, takes, column, inside, ADD, ROWS, SHIFT)
+    if REST > 0:
+        column_rest = MAIN + tl.arange(0, REST)
+        inside_rest = column_rest < size
+        gain_rest = tl.load(weight + column_rest, mask=inside_rest, other=0.0)
+        offset_rest = tl.load(bias + column_rest, mask=inside_rest, other=0.0) if CENTRE else gain_rest
+        rest = _read(x, residual, rows, shift, total, takes, column_rest, inside_rest, ADD, ROWS, SHIFT)
+    if CENTRE:
+        mean = tl.sum(main, 0)
+        if REST > 0:
+            mean += tl.sum(rest, 0)
+        mean /= size
+        main -= mean
+        if REST > 0:
+            rest = tl.where(inside_rest, rest - mean, 0.0)
+    squares = tl.sum(main * main, 0)
+    if REST > 0:
+        squares += tl.sum(rest * rest, 0)
+    scale = tl.rsqrt(squares / size + eps)
+    _write(out, main, scale, gain, offset, column, inside, CENTRE)
+    if REST > 0:
+        _write(out, rest, scale, gain_rest, offset_rest, column_rest, inside_rest, CENTRE)
+
+
+def _warps(size: int) -> int:
+    """By the row's length alone, so that a row's sum does not depend on how many rows there are."""
+    for most, warps in ((1280, 1), (2048, 2), (3072, 4), (8192, 8)):
+        if size <= most:
+            return warps
+    return 16
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    shift: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+    index: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     size = x.shape[-1]
-    rows = x.numel() // size
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(out) if residual is not None else out
-    block = next_power_of_2(size)
-    row_stride = x.stride(-2) if x.ndim > 1 else size
-    _norm[(rows,)](
-        x, x if residual is None else residual, weight, weight if bias is None else bias, out, total, row_stride, eps,
-        size, residual is not None, bias is not None, block, num_warps=min(8, max(1, block // 512)),
+    main = next_power_of_2(size + 1) // 2
+    rest = next_power_of_2(size - main) if size > main else 0
+    assert shift is None or (shift.dtype == torch.float32 and shift.is_contiguous() and shift.shape == (size,))
+    _norm[(x.numel() // size,)](
+        x, x if residual is None else residual, x if rows is None else rows, x if index is None else index,
+        weight if shift is None else shift, weight, weight if bias is None else bias, out, total,
+        x.stride(-2) if x.ndim > 1 else size, 0 if rows is None else rows.stride(0), eps, size,
+        residual is not None, rows is not None, shift is not None, bias is not None, main, rest, num_warps=_warps(size),
     )  # fmt: skip
     return out, total
 
@@ -58,25 +129,50 @@ def _rows(x: torch.Tensor) -> bool:
     return x.numel() > 0 and x.shape[-1] <= _MOST and x.stride(-1) == 1 and (x.ndim == 2 or x.is_contiguous()) and runs_here(x)
 
 
-@rms_norm.twin("triton", when=lambda x, weight, eps: _rows(x))
-def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _launch(x, None, weight, None, eps)[0]
+@rms_norm.twin("triton", when=lambda x, weight, eps, shift=None: _rows(x), recordable=True)
+def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float, shift: torch.Tensor | None = None) -> torch.Tensor:
+    return _launch(x, None, weight, None, eps, shift)[0]
 
 
-@add_rms_norm.twin("triton", when=lambda x, residual, weight, eps: _rows(x) and residual.is_contiguous())
+@add_rms_norm.twin(
+    "triton", when=lambda x, residual, weight, eps, shift=None: _rows(x) and residual.is_contiguous(), recordable=True
+)
 def add_rms_norm_triton(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, shift: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _launch(x, residual, weight, None, eps)
+    return _launch(x, residual, weight, None, eps, shift)
 
 
-@layer_norm.twin("triton", when=lambda x, weight, bias, eps: _rows(x))
-def layer_norm_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    return _launch(x, None, weight, bias, eps)[0]
+@add_rms_norm_rows.twin(
+    "triton",
+    when=lambda x, residual, weight, eps, rows, index: (
+        _rows(x) and residual.is_contiguous() and rows.stride(1) == 1 and rows.dtype == x.dtype
+    ),
+    recordable=True,
+)
+def add_rms_norm_rows_triton(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rows: torch.Tensor, index: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert index.is_contiguous() and index.dtype == torch.int64 and rows.shape[1] == x.shape[1]
+    return _launch(x, residual, weight, None, eps, None, rows, index)
 
 
-@add_layer_norm.twin("triton", when=lambda x, residual, weight, bias, eps: _rows(x) and residual.is_contiguous())
+@layer_norm.twin("triton", when=lambda x, weight, bias, eps, shift=None: _rows(x), recordable=True)
+def layer_norm_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, shift: torch.Tensor | None = None
+) -> torch.Tensor:
+    return _launch(x, None, weight, bias, eps, shift)[0]
+
+
+@add_layer_norm.twin(
+    "triton", when=lambda x, residual, weight, bias, eps, shift=None: _rows(x) and residual.is_contiguous(), recordable=True
+)
 def add_layer_norm_triton(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    shift: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _launch(x, residual, weight, bias, eps)
+    return _launch(x, residual, weight, bias, eps, shift)
