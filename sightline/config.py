@@ -132,6 +132,11 @@ class EngineConfig:
     decode_threads: int | None = setting(
         None, "Threads that decode images side by side; by default one per processor, at most 16."
     )
+    image_decoder: Literal["auto", "gpu", "cpu"] = setting(
+        "auto",
+        "Where JPEGs are decoded; 'auto' is the GPU if nvidia-nvimgcodec is there, whose pixels are those of the CPU but for "
+        "rounding. Other formats are decoded on the CPU.",
+    )
     tower_graphs: bool = setting(
         False, "Whether the vision tower runs as CUDA graphs on batches they pay for; needs a GPU and flash-attn-4."
     )

@@ -35,6 +35,7 @@ from sightline.stream.detokenise import IncrementalText
 from sightline.timing import StageClock
 from sightline.types import Completion, MediaItem, Request, TokenLogprob
 from sightline.vision.arena import EmbeddingArena
+from sightline.vision.gpu_decode import choose_gpu_decoder
 from sightline.vision.graphs import TowerGraphs, capture_cuda_graphs, graphs_are_possible
 
 
@@ -83,15 +84,17 @@ class Engine:
             pages=PageCache(memory.pages, config.page_size),
             embeddings=EmbeddingCache(memory.blocks, BLOCK_ROWS, memory.row_bytes, memory.host_bytes),
         )
+        threads = choose_decode_threads(config.decode_threads)
         self.runner = Runner(
             model,
             processor,
             allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype),
             EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype),
             self.schedule.embeddings,
-            choose_decode_threads(config.decode_threads),
+            threads,
             compact_patches=config.compact_patches,
             tower_graphs=_tower_graphs(model.vision, config),
+            gpu_decoder=choose_gpu_decoder(config.image_decoder, weight.device, threads),
             most_patches=config.max_patches_per_step,
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
@@ -177,7 +180,8 @@ class Engine:
         return root_key(f"epoch {self.weights_epoch}{own} salt {cache_salt}")
 
     def _embedding_key(self, item: MediaItem) -> bytes:
-        return self.weights_epoch.to_bytes(8, "little") + item.key
+        decoder = self.runner.gpu_decoder
+        return self.weights_epoch.to_bytes(8, "little") + item.key + (decoder.name if decoder else "cpu").encode()
 
     def step(self) -> list[Update]:
         """Plans a step, runs it, and says what it brought."""

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.config import EngineConfig
-from sightline.errors import ConfigError, MediaError, MissingMediaError
+from sightline.errors import ConfigError, MediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
 from sightline.run.batch import make_forward_batch
@@ -22,9 +22,9 @@ from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem
 from sightline.vision.arena import EmbeddingArena
-from sightline.vision.decode_ahead import DecodeAhead, Pixels
+from sightline.vision.gpu_decode import GpuDecoder
 from sightline.vision.graphs import TowerGraphs
-from sightline.vision.patches import make_patches
+from sightline.vision.patch_maker import Made, PatchMaker
 from sightline.vision.pieces import cut_pieces
 from sightline.vision.tower_batch import Grid, make_tower_batch
 
@@ -74,14 +74,18 @@ class Runner:
         decode_threads: int,
         compact_patches: bool = True,
         tower_graphs: TowerGraphs | None = None,
+        gpu_decoder: GpuDecoder | None = None,
         most_patches: int = EngineConfig.max_patches_per_step,
     ) -> None:
-        self.model, self.processor, self._compact, self._graphs = model, processor, compact_patches, tower_graphs
+        self.model, self.processor, self._graphs = model, processor, tower_graphs
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
         self.device, self._most_patches = arena.rows.device, most_patches
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
-        self.ahead = DecodeAhead(self._decoders)
+        self.gpu_decoder = gpu_decoder
+        dtype = arena.rows.dtype
+        self._patches = PatchMaker(processor, self.device, dtype, compact_patches, self._decoders, gpu_decoder)
+        self.ahead = self._patches.ahead
 
     def encode(self, encodes: Seq[Encode]) -> Encoded:
         """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller."""
@@ -119,31 +123,11 @@ class Runner:
         self.ahead.want(items)
         self.counts.decoded += self.ahead.decoded - before
 
-    def make_patches_of(self, items: Seq[MediaItem], clock: StageClock) -> list[torch.Tensor | MediaError]:
-        def one(item: MediaItem, pixels: Future[Pixels] | None) -> tuple[torch.Tensor | MediaError, StageClock]:
-            own = StageClock()
-            if not item.ref.data:
-                return MissingMediaError(
-                    f"{item.ref.kind.capitalize()} {item.ref.source} came without its data, and what was cached of it is gone; "
-                    "send it again."
-                ), own
-            spec = self.processor.image if item.ref.kind == "image" else self.processor.video
-            try:
-                return make_patches(item, spec, self.device, self.arena.rows.dtype, self._compact, own, pixels), own
-            except MediaError as error:
-                return error, own
-
-        # Pixels that are waited for below are in the threads' queue before those who wait: nobody waits for ever.
-        ahead = [self.ahead.take(item) for item in items]
-        # Threads decode side by side; with a single item they would only cost a hand-over.
-        results = list((self._decoders.map if len(items) > 1 else map)(one, items, ahead))
-        for _, own in results:
-            for stage, seconds in own.seconds.items():
-                clock.add(stage, seconds)
-        now = [item for item, pixels in zip(items, ahead, strict=True) if pixels is None]
-        self.counts.decoded += sum(bool(item.ref.data) for item in now)
+    def make_patches_of(self, items: Seq[MediaItem], clock: StageClock) -> list[Made]:
+        made, now = self._patches.make(items, clock)
+        self.counts.decoded += now
         self.counts.videos_decoded += sum(bool(item.ref.data) and item.ref.kind == "video" for item in items)
-        return [made for made, _ in results]
+        return made
 
     def encode_patches(self, items: Seq[MediaItem], patches: Seq[torch.Tensor]) -> torch.Tensor:
         """Rows of several items, one after another."""
@@ -174,3 +158,5 @@ class Runner:
 
     def close(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)
+        if self.gpu_decoder is not None:
+            self.gpu_decoder.close()

@@ -1,20 +1,26 @@
 """Pixels decoded before they are asked for, in threads, within a bound on memory."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.media.decode import decode_image
-from sightline.types import MediaItem
+from sightline.types import MediaItem, MediaRef
 
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 
 class DecodeAhead:
-    def __init__(self, threads: ThreadPoolExecutor, most_bytes: int = 512 * 1024 * 1024) -> None:
-        self._threads, self._most_bytes = threads, most_bytes
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        most_bytes: int = 512 * 1024 * 1024,
+        elsewhere: Callable[[MediaRef], bool] = lambda ref: False,
+    ) -> None:
+        """`elsewhere` says which stills are decoded by someone else: the GPU."""
+        self._threads, self._most_bytes, self._elsewhere = threads, most_bytes, elsewhere
         self._found: dict[bytes, tuple[int, Future[Pixels]]] = {}  # by digest: bytes, pixels
         self.decoded = 0  # images given to the threads
 
@@ -30,7 +36,7 @@ class DecodeAhead:
         wanted: dict[bytes, MediaItem] = {}
         room = self._most_bytes
         for item in items:
-            if item.ref.kind == "video" or not item.ref.data or item.ref.digest in wanted:
+            if item.ref.kind == "video" or not item.ref.data or item.ref.digest in wanted or self._elsewhere(item.ref):
                 continue
             room -= _size(item)
             if room < 0:

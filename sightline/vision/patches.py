@@ -1,7 +1,7 @@
 """The single place where pixels move to the device: decode, upload as uint8, resize, cut into patches."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -14,9 +14,10 @@ from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.spec import ImageSpec, VideoSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem
+from sightline.vision.gpu_decode import GpuDecoder
 
-# Frames of a video are decoded, uploaded and resized in groups of about this many bytes, so that a long clip never lies whole
-# in memory as full-size pixels (768 frames of 1080p would be 4.8 GB).
+# Frames of a video, and stills that the GPU decodes, are decoded and resized in groups of about this many bytes, so that a long
+# clip never lies whole in memory as full-size pixels (768 frames of 1080p would be 4.8 GB).
 _GROUP_BYTES = 256 * 1024 * 1024
 
 
@@ -65,6 +66,63 @@ def cut(frames: torch.Tensor, item: MediaItem, spec: ImageSpec | VideoSpec, dtyp
         compact and item.ref.kind == "image",
         dtype,
     )
+
+
+def make_patches_of_jpegs(
+    items: Sequence[MediaItem],
+    spec: ImageSpec,
+    decoder: GpuDecoder,
+    dtype: torch.dtype,
+    compact: bool = True,
+    clock: StageClock | None = None,
+) -> list[torch.Tensor | None]:
+    """As make_patches, of stills that the decoder takes, together. None where it could not decode one: that is for the CPU.
+
+    Nothing here waits for the device, so the stages of `clock` are what the host did: entropy decoding in the library and
+    launches.
+    """
+    clock = clock or StageClock()
+    made: list[torch.Tensor | None] = [None] * len(items)
+    for group in _jpeg_groups(items):
+        with clock.stage("decode"):
+            batches = decoder.decode([items[place].ref for place in group])
+        with clock.stage("preprocess"):
+            for batch in batches:
+                places = [group[number] for number in batch.places]
+                cut_all = cut_stills(batch.frames, items[places[0]], spec, dtype, compact)
+                for place, patches in zip(places, cut_all, strict=True):
+                    made[place] = patches
+    return made
+
+
+def cut_stills(
+    frames: torch.Tensor, item: MediaItem, spec: ImageSpec, dtype: torch.dtype, compact: bool
+) -> tuple[torch.Tensor, ...]:
+    """Patches of stills of one size, uint8 [stills, height, width, 3], in as many launches as for one.
+
+    Patches go by rows of blocks, so those of pictures below one another, taken as a single tall one, are theirs in turn.
+    """
+    height, width = item.resized
+    images = resize_bicubic(frames, height, width, rows_first(frames.shape[1], frames.shape[2], height, width))
+    tall = images.reshape(1, -1, width, 3)
+    sizes = spec.patch_size, spec.temporal_patch_size, spec.merge_size
+    patches: tuple[torch.Tensor, ...] = patchify(tall, spec.mean, spec.std, *sizes, compact, dtype).split(item.patches)
+    return patches
+
+
+def _jpeg_groups(items: Sequence[MediaItem]) -> Iterator[list[int]]:
+    """Places of items whose pixels are on the device together."""
+    group: list[int] = []
+    room = _GROUP_BYTES
+    for place, item in enumerate(items):
+        size = 3 * item.ref.header.height * item.ref.header.width
+        if group and size > room:
+            yield group
+            group, room = [], _GROUP_BYTES
+        group.append(place)
+        room -= size
+    if group:
+        yield group
 
 
 def _pixel_groups(

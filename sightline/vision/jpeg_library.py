@@ -1,0 +1,132 @@
+"""Libraries that decode many JPEGs on a GPU in one call. Both are optional, and are imported only when they are to be used."""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from sightline.errors import ConfigError
+
+
+class JpegLibrary(Protocol):
+    name: str  # with the version: rows of an image go by it, so that those of another decoder are never taken for them
+
+    def decode(self, files: Sequence[bytes], into: Sequence[torch.Tensor]) -> list[bool]:
+        """Decodes each file into its uint8 [height, width, 3], as stored, not turned by EXIF; says which it could.
+
+        The tensors are contiguous, and filled in the order of the current stream. A file of another size counts as one that
+        could not be decoded.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class NvImageCodec:
+    """nvidia-nvimgcodec: nvJPEG with chroma interpolated as libjpeg does ("fancy upsampling"), straight into torch's memory.
+
+    On a CPU device it is libjpeg-turbo in the same library, by which the tests go through all of this without a GPU.
+    """
+
+    # Hybrid: entropy decoding in the library's threads or, for large pictures, on the device; the rest on the device. The
+    # hardware engines of the chip are another decoder, and a batch that mixed the two would not give the same pixels each time.
+    def __init__(self, device: torch.device, threads: int, kind: str = "HYBRID_CPU_GPU", options: str = "") -> None:
+        self._codec = codec = _import_nvimgcodec()
+        self._device = device
+        on_cpu = device.type == "cpu"
+        number = codec.NVIMGCODEC_DEVICE_CPU_ONLY if on_cpu else _index(device)
+        backend = codec.Backend(codec.BackendKind.CPU_ONLY if on_cpu else codec.BackendKind.__members__[kind])
+        self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB, allow_any_depth=False)
+        self._decoder: Any = codec.Decoder(
+            device_id=number,
+            max_num_cpu_threads=max(1, min(threads, (os.cpu_count() or 2) - 1)),  # it warns if asked for all processors
+            backends=[backend],
+            options=f":fancy_upsampling=1 {options}".strip(),
+        )
+        self.name = f"nvimgcodec {codec.__version__}"
+
+    def decode(self, files: Sequence[bytes], into: Sequence[torch.Tensor]) -> list[bool]:
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+        places, streams, images = [], [], []
+        for place, (data, target) in enumerate(zip(files, into, strict=True)):
+            code = self._parse(data)
+            if code is not None and (code.height, code.width) == tuple(target.shape[:2]):
+                places.append(place)
+                streams.append(code)
+                images.append(self._codec.as_image(target if target.is_cuda else target.numpy(), stream))
+        done = [False] * len(files)
+        if streams:
+            for place, image in zip(places, self._run(streams, images, stream), strict=True):
+                done[place] = image is not None
+        return done
+
+    def _parse(self, data: bytes) -> Any:
+        try:
+            return self._codec.CodeStream(data)
+        except RuntimeError:  # its parser does not know what this is
+            return None
+
+    def _run(self, streams: list[Any], images: list[Any], stream: int) -> list[Any]:
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
+            return list(self._decoder.decode(streams, images=images, params=self._params, cuda_stream=stream))
+
+    def close(self) -> None:
+        if self._decoder is not None:
+            self._decoder.__exit__(None, None, None)
+            self._decoder = None
+
+
+def _import_nvimgcodec() -> Any:
+    # The library writes a line for each file it cannot decode; those are told of by us. It reads this when it is loaded.
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
+    try:
+        return importlib.import_module("nvidia.nvimgcodec")
+    except Exception as error:
+        raise ConfigError(f"nvidia-nvimgcodec cannot be loaded: {error}.") from error
+
+
+class TorchvisionJpeg:
+    """torchvision's nvJPEG: chroma is repeated, not interpolated, so edges of colour differ from what Pillow gives."""
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            torchvision = importlib.import_module("torchvision")
+            self._io: Any = importlib.import_module("torchvision.io")
+        except Exception as error:  # an ImportError, or a RuntimeError if it was built for another torch
+            raise ConfigError(f"torchvision cannot be loaded: {error}.") from error
+        self._device = device
+        self.name = f"nvjpeg of torchvision {torchvision.__version__}"
+
+    def decode(self, files: Sequence[bytes], into: Sequence[torch.Tensor]) -> list[bool]:
+        coded = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
+        try:
+            pictures: list[torch.Tensor | None] = list(self._run(coded))
+        except RuntimeError:  # one bad file fails the whole call
+            pictures = [self._alone(one) for one in coded]
+        done = []
+        for picture, target in zip(pictures, into, strict=True):
+            fits = picture is not None and tuple(picture.shape) == (3, *target.shape[:2])
+            if fits and picture is not None:
+                target.copy_(picture.permute(1, 2, 0))
+            done.append(fits)
+        return done
+
+    def _run(self, coded: list[torch.Tensor]) -> list[torch.Tensor]:
+        pictures: list[torch.Tensor] = self._io.decode_jpeg(coded, mode=self._io.ImageReadMode.RGB, device=self._device)
+        return pictures
+
+    def _alone(self, coded: torch.Tensor) -> torch.Tensor | None:
+        try:
+            return self._run([coded])[0]
+        except RuntimeError:
+            return None
+
+    def close(self) -> None:
+        """Its decoder belongs to the process."""
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
