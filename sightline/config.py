@@ -31,6 +31,11 @@ class ModelConfig:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = setting(
         "auto", "Numbers the model runs in; 'auto' is the checkpoint's on a GPU and float32 on a CPU."
     )
+    quantization: Literal["none", "fp8"] | None = setting(
+        None,
+        "'fp8' keeps the language model's linear layers in 8-bit floats, 'none' none of them; by default as the checkpoint is.",
+    )
+    quantize_tower: bool = setting(False, "Whether fp8 takes the linear layers of the vision tower's blocks too.")
     device: str = setting("auto", "'cpu', 'cuda' or 'cuda:N'; 'auto' takes a GPU when there is one.")
     max_model_len: int | None = setting(None, "Longest prompt plus answer in tokens; by default what the model was made for.")
     seed: int = setting(0, "Seed of dummy weights and of requests that name none.")
@@ -139,6 +144,9 @@ class EngineConfig:
     )
     tower_graphs: bool = setting(
         False, "Whether the vision tower runs as CUDA graphs on batches they pay for; needs a GPU and flash-attn-4."
+    )
+    overlap: bool | None = setting(
+        None, "Whether a step is prepared and launched while the one before it still computes; by default on a GPU."
     )
     lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
     page_size: int = setting(16, "Tokens per page of the key/value cache.")

@@ -157,6 +157,15 @@ class MediaTokens:
 
 
 @dataclass(frozen=True)
+class Fp8Spec:
+    """How a checkpoint stores those of its matrices that are 8-bit floats (e4m3)."""
+
+    scales: Literal["channel", "block"]  # one per output channel (or one for all of them), or one per block of 128 x 128
+    scale_suffix: str  # a matrix 'x.weight' has its scales in 'x.weight' + this
+    quantised_inputs: bool  # whether what a matrix is multiplied by is quantised too
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     family: str  # as in `sightline model new --family`
     text: TextSpec
@@ -164,6 +173,7 @@ class ModelSpec:
     tokens: MediaTokens
     dtype: Literal["bfloat16", "float16", "float32"]
     eos_token_ids: tuple[int, ...]
+    fp8: Fp8Spec | None = None
 
 
 @dataclass(frozen=True)

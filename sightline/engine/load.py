@@ -9,6 +9,7 @@ from sightline.engine.engine import Engine
 from sightline.errors import ConfigError
 from sightline.models.files import ModelFiles
 from sightline.models.load import dummy_model, load_model
+from sightline.models.quantise import Quantiser
 
 Progress = Callable[[int, int], None]  # parameters loaded, of how many
 
@@ -17,10 +18,11 @@ def load_engine(config: Config, files: ModelFiles, progress: Progress | None = N
     chosen = config.model
     device = choose_device(chosen.device)
     dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
+    quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
     if chosen.load_format == "dummy":
-        model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed)
+        model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, quantiser)
     else:
-        model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress)
+        model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, quantiser)
     return Engine(
         model,
         files.processor,

@@ -101,6 +101,19 @@ class Memory(msgspec.Struct, frozen=True):
     embeddings: int
     embedding_rows: int
     host_embeddings: int
+    # On a GPU what the plan sets aside (engine/memory.py); 0 on a CPU.
+    language: int = 0  # a step of the language model at its limits, sampling included
+    vision: int = 0  # the tower and the pixels on their way to it
+    graphs: int = 0
+    margin: int = 0
+    others: int = 0  # contexts, libraries, other processes
+    total: int = 0  # of the GPU
+
+    @property
+    def unplanned(self) -> int:
+        """What gpu_memory_utilization leaves alone, on a GPU."""
+        planned = (self.weights, self.kv_cache, self.embeddings, self.language, self.vision)
+        return max(0, self.total - sum(planned) - self.graphs - self.margin - self.others)
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -109,6 +122,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len: int
     memory: Memory
     load_seconds: float
+    quantization: str = ""  # what is in 8-bit floats, in words
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

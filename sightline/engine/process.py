@@ -17,6 +17,7 @@ from pathlib import Path
 
 import zmq
 
+from sightline.engine.activation_peak import NO_PEAKS
 from sightline.engine.engine import Engine, Update
 from sightline.engine.load import load_engine
 from sightline.engine.messages import (
@@ -43,6 +44,7 @@ from sightline.engine.messages import (
 )
 from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
 from sightline.models.files import read_model_files
+from sightline.models.quantise import summarise
 from sightline.timing import StageClock
 from sightline.types import Completion
 
@@ -204,20 +206,28 @@ def failure_of(error: Exception) -> Failure:
 
 def ready_report(engine: Engine, seconds: float) -> Ready:
     weight, plan = engine.model.text.embed_tokens.weight, engine.memory
-    parameters = list(engine.model.parameters())
+    held = [*engine.model.parameters(), *engine.model.buffers()]
+    peaks = plan.peaks or NO_PEAKS
     return Ready(
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
         max_model_len=engine.max_model_len,
         memory=Memory(
-            weights=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            weights=sum(tensor.numel() * tensor.element_size() for tensor in held),
             kv_cache=plan.kv_bytes,
             kv_tokens=(plan.pages - 1) * engine.config.page_size,
             embeddings=plan.arena_bytes,
             embedding_rows=engine.schedule.embeddings.capacity_rows,
             host_embeddings=plan.host_bytes,
+            language=peaks.language + peaks.sampling,
+            vision=peaks.tower + peaks.pixels,
+            graphs=peaks.graphs,
+            margin=plan.margin,
+            others=plan.others,
+            total=plan.total,
         ),
         load_seconds=seconds,
+        quantization=str(summarise(engine.model)),
     )
 
 

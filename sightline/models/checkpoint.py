@@ -42,6 +42,11 @@ class Checkpoint:
         path, stored = self._places[name]
         return tuple(self._handles[path].get_slice(stored).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """As safetensors names it: BF16, F8_E4M3, …"""
+        path, stored = self._places[name]
+        return str(self._handles[path].get_slice(stored).get_dtype())
+
     def tensor(self, name: str) -> torch.Tensor:
         path, stored = self._places[name]
         try:

@@ -9,6 +9,7 @@ from sightline.json_files import read_json
 from sightline.models import glm4v, qwen2_5_vl, qwen3_vl
 from sightline.models.family import Family
 from sightline.models.fields import Fields
+from sightline.models.quantization_config import read_quantization
 from sightline.spec import ModelSpec, ProcessorSpec
 
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in (qwen3_vl, qwen2_5_vl, glm4v)}
@@ -21,13 +22,11 @@ def read_model_spec(folder: Path) -> ModelSpec:
     model_type = config.take("model_type")
     if "auto_map" in config:
         raise ConfigError("config.json asks for code from the checkpoint ('auto_map'); remote code is refused.")
-    if "quantization_config" in config:
-        method = config.section("quantization_config").take("quant_method", "unnamed")
-        raise ConfigError(f"config.json has a 'quantization_config' (method {method!r}), which is not supported.")
     if model_type not in _BY_MODEL_TYPE:
         known = ", ".join(sorted(_BY_MODEL_TYPE))
         raise ConfigError(f"config.json: 'model_type' is {model_type!r}, but only {known} are supported.")
-    return _BY_MODEL_TYPE[model_type].read_spec(config)
+    fp8 = read_quantization(config.section("quantization_config")) if "quantization_config" in config else None
+    return dataclasses.replace(_BY_MODEL_TYPE[model_type].read_spec(config), fp8=fp8)
 
 
 def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> ProcessorSpec:

@@ -22,6 +22,12 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
 
 
+@op(examples=_examples, tolerances=_TOLERANCES)
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU with the hyperbolic tangent, where linear_gelu_tanh cannot be used."""
+    return F.gelu(x, approximate="tanh")
+
+
 def _gate_up_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for shape in ((5, 96), (33, 6840)):
         yield {"gate_up": 3 * make.normal(*shape)}

@@ -37,7 +37,7 @@ def quantise_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _quantise(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, size = x.shape
+    size = x.shape[1]
     groups = -(-size // group)
     wide = torch.nn.functional.pad(x.float(), (0, groups * group - size)).unflatten(1, (groups, group))
     scale = wide.abs().amax(2).clamp(min=SMALLEST_MAXIMUM) * INVERSE
@@ -127,3 +127,13 @@ def quantise_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     """A weight [out, size] as e4m3 [out, size] and scales [out], float32."""
     values, scale = quantise_rows(weight, weight.shape[1])
     return values, scale.flatten()
+
+
+def quantise_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [out, size] as e4m3 [out, size] and scales [ceil(out / 128), ceil(size / 128)], float32."""
+    out, size = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -size % BLOCK, 0, -out % BLOCK))
+    blocks = padded.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [blocks, 128, blocks, 128]
+    scale = blocks.abs().amax((1, 3)).clamp(min=SMALLEST_MAXIMUM) * INVERSE
+    values = (blocks / scale[:, None, :, None]).flatten(2).flatten(0, 1)[:out, :size]
+    return values.to(FP8).contiguous(), scale

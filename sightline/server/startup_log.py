@@ -41,9 +41,18 @@ class StartupLog:
         self.end_progress()
         memory = report.memory
         table = Table("memory", "", "room for", box=None, pad_edge=False)
-        table.add_row("weights", _size(memory.weights), report.dtype)
+        table.add_row(
+            "weights", _size(memory.weights), report.dtype + (f"; {report.quantization}" if report.quantization else "")
+        )
         table.add_row("keys and values", _size(memory.kv_cache), f"{memory.kv_tokens:,} tokens")
         table.add_row("embedding rows", _size(memory.embeddings), f"{memory.embedding_rows:,} rows of images and videos")
+        if memory.total:
+            table.add_row("steps, language", _size(memory.language), "at the configured limits, sampling included")
+            table.add_row("steps, vision", _size(memory.vision), "the tower, and pixels on their way to it")
+            table.add_row("CUDA graphs", _size(memory.graphs), "")
+            table.add_row("others", _size(memory.others), "CUDA itself, libraries, other processes")
+            table.add_row("margin", _size(memory.margin), "")
+            table.add_row("left alone", _size(memory.unplanned), f"of the GPU's {_size(memory.total)}")
         if memory.host_embeddings:
             table.add_row("rows on the host", _size(memory.host_embeddings), "rows that fell out of the above")
         self._console.print(table)

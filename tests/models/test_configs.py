@@ -45,7 +45,7 @@ def test_real_config_gives_the_right_parameters(name: str) -> None:
     [
         ("Qwen3-VL-30B-A3B-Instruct", "qwen3_vl_moe"),
         ("Qwen3.5-27B", "qwen3_5"),
-        ("Qwen3-VL-4B-Thinking-FP8", "quantization_config"),
+        ("GLM-4.6V-FP8", "glm4v_moe"),
         ("glm-4v-9b", "remote code"),
     ],
 )
@@ -112,7 +112,7 @@ def changed(folder: Path, tmp_path: Path, file: str, change: dict[str, Any]) -> 
         ("qwen3-vl", {"vision_config.out_hidden_size": 64}, "out_hidden_size"),
         ("qwen3-vl", {"vision_config.num_heads": 7}, "7 heads"),
         ("qwen3-vl", {"vision_config.deepstack_visual_indexes": [0, 1, 9]}, "block 9"),
-        ("qwen3-vl", {"text_config.tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("qwen3-vl", {"tie_word_embeddings": True, "text_config.tie_word_embeddings": False}, "tie_word_embeddings"),
         ("qwen3-vl", {"hidden_size": 77}, "hidden_size"),
         ("qwen3-vl", {"model_type": "llava"}, "llava"),
         ("qwen3-vl", {"auto_map": {"AutoModel": "code.Model"}}, "remote code"),
