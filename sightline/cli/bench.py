@@ -7,17 +7,45 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sightline.cli import bench_compare, bench_multiturn, bench_probe, bench_serve, bench_stages, bench_targets, bench_tower
+from sightline.cli import (
+    bench_compare,
+    bench_language,
+    bench_multiturn,
+    bench_probe,
+    bench_serve,
+    bench_stages,
+    bench_targets,
+    bench_tower,
+)
 from sightline.cli.flags import add_flags, from_flags
 from sightline.config import Config, ModelConfig
 
+_MODULES = (
+    bench_serve,
+    bench_multiturn,
+    bench_probe,
+    bench_compare,
+    bench_targets,
+    bench_tower,
+    bench_stages,
+    bench_language,
+)
 _PRIVATE = ("--api-key", "--admin-api-key", "--header", "--base-url", "--host")  # flags whose values are kept nowhere
 
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure")
     actions = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=type(parser))
-    for module in (bench_serve, bench_multiturn, bench_probe, bench_compare, bench_tower, bench_stages, bench_targets):
+    for module in (
+        bench_serve,
+        bench_multiturn,
+        bench_probe,
+        bench_compare,
+        bench_tower,
+        bench_stages,
+        bench_language,
+        bench_targets,
+    ):
         module.add_command(actions)
     pages = actions.add_parser("pages", help="time of prefill and decode steps by page size")
     pages.add_argument(

@@ -1,0 +1,99 @@
+"""`sightline bench language`: text prefill and decoding in the engine's loop, beside floors; with --profile, by kernel."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.cli.flags import add_config_flags, config_from_flags
+from sightline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sightline.bench.language import DecodeCost, PrefillCost
+
+
+def add_command(actions: Any) -> None:
+    parser = actions.add_parser("language", help="text prefill and decoding in the engine's loop, beside their floors")
+    parser.add_argument(
+        "--prefill", type=int, nargs="*", default=[2048, 8192], metavar="N", help="tokens of a prompt (default: 2048 8192)"
+    )
+    parser.add_argument(
+        "--decode", type=int, nargs="*", default=[1, 32, 128], metavar="N", help="sequences that decode (default: 1 32 128)"
+    )
+    parser.add_argument("--context", type=int, default=1024, metavar="N", help="tokens each has when it begins (default: 1024)")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="prefills to take medians over (default: 7)")
+    parser.add_argument("--steps", type=int, default=64, metavar="N", help="decode steps to take medians over (default: 64)")
+    parser.add_argument("--profile", action="store_true", help="print the kernels that took longest")
+    parser.add_argument("--tower", action="store_true", help="with --profile, also those of the tower at 1080p")
+    parser.add_argument("--profile-text", type=Path, metavar="FILE", help="where to keep the tables of --profile")
+    parser.add_argument("--rate", type=float, default=790.0, metavar="X", help="TFLOP/s for the floor (default: 790)")
+    parser.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="TB/s for the floor (default: 4.3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_config_flags(parser)
+    parser.set_defaults(run=run, subparser=parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from sightline.bench.language import LanguageBench, as_json, figures
+    from sightline.bench.stage_floors import Rates
+    from sightline.bench.summary import add_to_summary
+    from sightline.cli.bench import command, keep
+
+    for flag in ("rate", "bandwidth"):
+        if not getattr(arguments, flag) > 0:
+            raise ConfigError(f"--{flag} is {getattr(arguments, flag)}, but must be above 0.")
+    rates = Rates(operations=1e12 * arguments.rate, bandwidth=1e12 * arguments.bandwidth)
+    bench = LanguageBench(config_from_flags(arguments), rates, arguments.repeats, arguments.steps)
+    try:
+        prefills = [bench.measure_prefill(tokens) for tokens in arguments.prefill]
+        print(_prefill_table(prefills), flush=True)
+        decodes = [bench.measure_decode(batch, arguments.context) for batch in arguments.decode]
+        print("\n" + _decode_table(decodes), flush=True)
+        if arguments.profile:
+            _profile(bench, arguments)
+    finally:
+        bench.close()
+    about = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
+    if arguments.json is not None:
+        keep(arguments.json, {"command": command(), "device": about, **as_json(bench, prefills, decodes)})
+    if arguments.summary is not None:
+        add_to_summary(arguments.summary, figures(prefills, decodes), command(), about)
+
+
+def _prefill_table(costs: "list[PrefillCost]") -> str:
+    from sightline.bench.load.tables import Cell, ratio, table
+
+    rows: list[list[Cell]] = [
+        [f"prefill {cost.tokens}", cost.ms, cost.busy_ms, cost.floor_ms, ratio(cost.ms, cost.floor_ms)] for cost in costs
+    ]
+    return table(["milliseconds, medians", "to the token", "device busy", "floor", "ratio"], rows)
+
+
+def _decode_table(costs: "list[DecodeCost]") -> str:
+    from sightline.bench.load.tables import Cell, ratio, table
+
+    rows: list[list[Cell]] = []
+    for cost in costs:
+        idle = "-" if cost.idle_share is None else f"{100 * cost.idle_share:.1f} %"
+        name = f"decode {cost.batch} x {cost.context}"
+        rows.append([name, cost.ms, cost.p99_ms, cost.busy_ms, idle, cost.floor_ms, ratio(cost.ms, cost.floor_ms)])
+    return table(["milliseconds, medians", "step", "P99", "device busy", "idle", "floor", "ratio"], rows)
+
+
+def _profile(bench: Any, arguments: argparse.Namespace) -> None:
+    from sightline.bench.device_profile import kernel_table
+
+    if bench.device.type != "cuda":  # there it has been done with the measuring
+        for tokens in arguments.prefill:
+            bench.profile_prefill(tokens)
+        for batch in arguments.decode:
+            bench.profile_decode(batch, arguments.context)
+    if arguments.tower:
+        bench.profile_tower()
+    parts = [f"{name}, per run of {found.runs}\n{kernel_table(found)}" for name, found in bench.profiles.items()]
+    print("\n" + "\n\n".join(parts), flush=True)
+    if arguments.profile_text is not None:
+        arguments.profile_text.parent.mkdir(parents=True, exist_ok=True)
+        arguments.profile_text.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
