@@ -58,6 +58,9 @@ class Peaks:
         return self.language + self.sampling + self.tower + self.pixels
 
 
+NO_PEAKS = Peaks(0, 0, 0, 0, 0)
+
+
 def largest_frame(processor: ProcessorSpec) -> int:
     """Most patches of one frame, which goes through the tower in one piece."""
     image, video = processor.image, processor.video

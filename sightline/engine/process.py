@@ -44,7 +44,6 @@ from sightline.engine.messages import (
 )
 from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
 from sightline.models.files import read_model_files
-from sightline.models.quantise import summarise
 from sightline.timing import StageClock
 from sightline.types import Completion
 
@@ -227,7 +226,6 @@ def ready_report(engine: Engine, seconds: float) -> Ready:
             total=plan.total,
         ),
         load_seconds=seconds,
-        quantization=str(summarise(engine.model)),
     )
 
 

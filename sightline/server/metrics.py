@@ -177,8 +177,8 @@ class Metrics(Observer):
         self._last.clear()
         memory = report.memory
         self._kv_bytes, self._host_cache = memory.kv_cache, memory.host_embeddings > 0
-        for part, count in (("weights", memory.weights), ("kv_cache", memory.kv_cache), ("embeddings", memory.embeddings)):
-            self._memory.labels(part).set(count)
+        for part in ("weights", "kv_cache", "embeddings", "language", "vision", "graphs", "others"):
+            self._memory.labels(part).set(getattr(memory, part))
         for cache, count in zip(CACHES, (memory.kv_cache, memory.embeddings, memory.host_embeddings), strict=True):
             self._cache_capacity.labels(cache).set(count)
         self._info.clear()
