@@ -122,6 +122,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len: int
     memory: Memory
     load_seconds: float
+    quantization: str = ""  # what is in 8-bit floats, in words
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

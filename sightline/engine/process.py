@@ -44,6 +44,7 @@ from sightline.engine.messages import (
 )
 from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
 from sightline.models.files import read_model_files
+from sightline.models.quantise import summarise
 from sightline.timing import StageClock
 from sightline.types import Completion
 
@@ -226,6 +227,7 @@ def ready_report(engine: Engine, seconds: float) -> Ready:
             total=plan.total,
         ),
         load_seconds=seconds,
+        quantization=str(summarise(engine.model)),
     )
 
 

@@ -41,7 +41,9 @@ class StartupLog:
         self.end_progress()
         memory = report.memory
         table = Table("memory", "", "room for", box=None, pad_edge=False)
-        table.add_row("weights", _size(memory.weights), report.dtype)
+        table.add_row(
+            "weights", _size(memory.weights), report.dtype + (f"; {report.quantization}" if report.quantization else "")
+        )
         table.add_row("keys and values", _size(memory.kv_cache), f"{memory.kv_tokens:,} tokens")
         table.add_row("embedding rows", _size(memory.embeddings), f"{memory.embedding_rows:,} rows of images and videos")
         if memory.total:
