@@ -11,6 +11,7 @@ from sightline.models.families import FAMILIES
 from sightline.models.fp8 import Fp8Weight
 from sightline.models.model import VisionLanguageModel
 from sightline.models.quantise import Quantiser
+from sightline.models.read_ahead import read_ahead
 from sightline.models.stored_fp8 import StoredFp8
 from sightline.models.weight_table import Source, WeightTable
 from sightline.ops.twins import register_twins
@@ -45,8 +46,12 @@ def load_model(
         quantised = StoredFp8(checkpoint, table, spec.fp8)
         _check_names(checkpoint, table, tied=spec.text.tie_word_embeddings, scales=set(quantised.scales.values()))
         parameters = dict(model.named_parameters())
-        for done, (name, meta) in enumerate(parameters.items()):
-            value = _read_parameter(checkpoint, table[name], quantised)
+
+        def read(name: str) -> torch.Tensor | Fp8Weight:
+            return _read_parameter(checkpoint, table[name], quantised).to(device)
+
+        for done, (name, value) in enumerate(read_ahead(read, parameters)):
+            meta = parameters[name]
             shape = value.values.shape if isinstance(value, Fp8Weight) else value.shape
             assert shape == meta.shape, (name, shape, meta.shape)  # the table's shapes come from the same spec
             quantiser.place(model, name, value, device, dtype)
