@@ -6,6 +6,8 @@ import importlib.util
 
 import torch
 
+from sightline.ops.external.compile_cache import keep_compiled
+
 _TRITON = ("rotary", "rows", "norms", "activations", "places", "position_grid", "pixels", "qkv", "paged_attention", "fp8")
 
 
@@ -19,6 +21,7 @@ def register_twins() -> None:
         for module in _TRITON:
             importlib.import_module(f"sightline.ops.triton.{module}")
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) and _found("flash_attn.cute"):
+        keep_compiled()
         importlib.import_module("sightline.ops.external.flash_attention_4")
 
 
