@@ -8,6 +8,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+
+from sightline.models.families import read_model_spec
+from sightline.models.fp8 import Fp8Linear, Fp8Weight
+from sightline.models.load import load_model
+from sightline.models.model import VisionLanguageModel
+from sightline.models.quantise import Quantiser
 
 Form = Literal["block", "channel", "tensor", "block-compressed"]
 _MATRIX = re.compile(r"model\.language_model\.layers\.\d+\..*_proj\.weight$")
@@ -109,3 +116,15 @@ def write_fp8(source: Path, stored: Path, meant: Path, form: Form) -> None:
     config = json.loads((stored / "config.json").read_text())
     config["quantization_config"] = quantization_config(form)
     (stored / "config.json").write_text(json.dumps(config))
+
+
+def load(folder: Path, quantiser: Quantiser | None = None) -> VisionLanguageModel:
+    return load_model(read_model_spec(folder), folder, torch.device("cpu"), torch.float32, 64, quantiser=quantiser)
+
+
+def fp8_layers(model: nn.Module) -> dict[str, Fp8Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+
+
+def plain_weight(layer: Fp8Linear) -> torch.Tensor:
+    return Fp8Weight(layer.weight, layer.weight_scale).dequantise()
