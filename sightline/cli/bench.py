@@ -9,6 +9,7 @@ from typing import Any
 
 from sightline.cli import (
     bench_compare,
+    bench_kernels,
     bench_language,
     bench_multiturn,
     bench_probe,
@@ -29,6 +30,7 @@ _MODULES = (
     bench_tower,
     bench_stages,
     bench_language,
+    bench_kernels,
 )
 _PRIVATE = ("--api-key", "--admin-api-key", "--header", "--base-url", "--host")  # flags whose values are kept nowhere
 
@@ -36,16 +38,7 @@ _PRIVATE = ("--api-key", "--admin-api-key", "--header", "--base-url", "--host") 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure")
     actions = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=type(parser))
-    for module in (
-        bench_serve,
-        bench_multiturn,
-        bench_probe,
-        bench_compare,
-        bench_tower,
-        bench_stages,
-        bench_language,
-        bench_targets,
-    ):
+    for module in _MODULES:
         module.add_command(actions)
     pages = actions.add_parser("pages", help="time of prefill and decode steps by page size")
     pages.add_argument(

@@ -1,0 +1,177 @@
+"""Shapes at which ops of the language model are timed: rows of decoding, rows of prefill."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_arguments
+from sightline.ops.fp8 import BLOCK, FP8
+from sightline.ops.rotary import make_rotary_table, mrope_axes
+
+
+def _embed_rows(at: Setting) -> Iterator[Case]:
+    text, vision = at.spec.text, at.spec.vision
+    table = at.normal(text.vocab_size, text.hidden_size)
+
+    def make(rows: int) -> Arguments:
+        index = torch.arange(rows, device=at.device)  # an image and a few words after it
+        return {
+            "token_ids": at.integers(0, text.vocab_size, rows),
+            "table": table,
+            "vision_rows": at.normal(rows, vision.row_width),
+            "row_index": torch.where(index < rows * 15 // 16, index, -1),
+        }
+
+    for rows in at.sizes.rows:
+        yield Case(f"{rows}x{text.hidden_size}", partial(make, rows), 2 * at.itemsize * rows * text.hidden_size)
+
+
+def _rms_norm(at: Setting) -> Iterator[Case]:
+    size = at.spec.text.hidden_size
+    for rows in at.sizes.rows:
+        yield Case(f"{rows}x{size}", partial(norm_arguments, at, rows, size, "x", bias=False), 2 * at.itemsize * rows * size)
+
+
+def _add_rms_norm(at: Setting) -> Iterator[Case]:
+    size = at.spec.text.hidden_size
+    for rows in at.sizes.rows:
+        moved = 4 * at.itemsize * rows * size
+        yield Case(f"{rows}x{size}", partial(norm_arguments, at, rows, size, "x", "residual", bias=False), moved)
+
+
+def _add_rms_norm_rows(at: Setting) -> Iterator[Case]:
+    size = at.spec.text.hidden_size
+
+    def make(rows: int) -> Arguments:
+        taps = at.normal(rows, 2 * size)[:, size:]
+        index = torch.arange(rows, device=at.device)
+        return {**norm_arguments(at, rows, size, "x", "residual", bias=False), "rows": taps, "index": index}
+
+    for rows in at.sizes.rows:
+        yield Case(f"{rows}x{size}", partial(make, rows), 5 * at.itemsize * rows * size)
+
+
+def _silu_mul(at: Setting) -> Iterator[Case]:
+    size = at.spec.text.intermediate_size
+
+    def make(rows: int) -> Arguments:
+        return {"gate_up": at.normal(rows, 2 * size)}
+
+    for rows in at.sizes.rows:
+        yield Case(f"{rows}x{size}", partial(make, rows), 3 * at.itemsize * rows * size)
+
+
+def _rotate_and_store(at: Setting) -> Iterator[Case]:
+    text = at.spec.text
+    table = make_rotary_table(40_000, text.rope.rotary_dim, text.rope.theta, at.device)
+    axes = mrope_axes(text.rope.sections, text.rope.layout, at.device)
+
+    def make(rows: int) -> Arguments:
+        pages = -(-rows // 16) + 1
+        return {
+            "qkv": at.normal(rows, text.num_heads + 2 * text.num_kv_heads, text.head_dim),
+            "q_weight": at.normal(text.head_dim) if text.qk_norm else None,
+            "k_weight": at.normal(text.head_dim) if text.qk_norm else None,
+            "eps": text.norm_eps,
+            "positions": at.integers(0, 32_768, 3, rows, dtype=torch.int32),
+            "table": table,
+            "axes": axes,
+            "pairing": text.rope.pairing,
+            "k_cache": at.normal(pages, 16, text.num_kv_heads, text.head_dim),
+            "v_cache": at.normal(pages, 16, text.num_kv_heads, text.head_dim),
+            "slots": torch.arange(rows, device=at.device),
+        }
+
+    numbers = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
+    for rows in at.sizes.rows:
+        yield Case(f"{rows}x{numbers}", partial(make, rows), 2 * at.itemsize * rows * numbers)
+
+
+def _paged_attention(at: Setting) -> Iterator[Case]:
+    for context in at.sizes.contexts:
+        for sequences in at.sizes.decode_rows:
+            yield _paged(at, sequences, 1, context)
+        for queries in at.sizes.prefill_rows:
+            if queries <= context:
+                yield _paged(at, 1, queries, context)
+
+
+def _paged(at: Setting, sequences: int, queries: int, context: int) -> Case:
+    text = at.spec.text
+    page_size = 16
+
+    def make() -> Arguments:
+        pages = -(-context // page_size)
+        order = torch.randperm(sequences * pages, device=at.device).to(torch.int32)
+        cache = (sequences * pages, page_size, text.num_kv_heads, text.head_dim)
+        return {
+            "q": at.normal(sequences * queries, text.num_heads, text.head_dim),
+            "k_cache": at.normal(*cache),
+            "v_cache": at.normal(*cache),
+            "page_table": order.view(sequences, pages),
+            "query_starts": at.tensor(list(range(0, (sequences + 1) * queries, queries))),
+            "context_lengths": at.tensor([context] * sequences),
+            "query_lengths_host": (queries,) * sequences,
+            "context_lengths_host": (context,) * sequences,
+        }
+
+    heads = text.num_heads * text.head_dim
+    seen = queries * (context - queries) + queries * (queries + 1) / 2  # pairs of a query and a key
+    kept = 2 * context * text.num_kv_heads * text.head_dim
+    moved = at.itemsize * sequences * (kept + 2 * queries * heads)
+    return Case(f"{sequences} x {queries} over {context}", make, moved, 4.0 * sequences * seen * heads)
+
+
+def _forbid_tokens(at: Setting) -> Iterator[Case]:
+    vocab = at.spec.text.vocab_size
+    words = -(-vocab // 32)
+
+    def make(rows: int) -> Arguments:
+        return {
+            "scores": at.normal(rows, vocab, dtype=torch.float32),
+            "allowed": at.integers(-(2**31), 2**31, rows, words, dtype=torch.int32),
+            "rows": torch.arange(rows, device=at.device),
+        }
+
+    for rows in at.sizes.decode_rows:
+        yield Case(f"{rows}x{vocab}", partial(make, rows), rows * (2 * 4 * vocab + 4 * words))
+
+
+def _quantise_rows(at: Setting) -> Iterator[Case]:
+    size = at.spec.text.hidden_size
+
+    def make(rows: int) -> Arguments:
+        return {"x": at.normal(rows, size), "group": size}
+
+    for rows in at.sizes.rows:
+        yield Case(f"{rows}x{size}", partial(make, rows), rows * (size * (at.itemsize + 1) + 4))
+
+
+def _fp8_linear(at: Setting, blocks: bool) -> Iterator[Case]:
+    size, out = at.spec.text.hidden_size, 2 * at.spec.text.intermediate_size
+    scales = (-(-out // BLOCK), -(-size // BLOCK)) if blocks else (out,)
+
+    def make(rows: int) -> Arguments:
+        weight = (100 * at.normal(out, size, dtype=torch.float32)).clamp(-448, 448).to(FP8)
+        scale = 0.01 * size**-0.5 * (0.5 + at.normal(*scales, dtype=torch.float32).abs())
+        return {"x": at.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": None}
+
+    for rows in at.sizes.rows:
+        moved = size * out + at.itemsize * rows * (size + out)
+        yield Case(f"{rows}x{size} to {out}", partial(make, rows), moved, 2.0 * rows * size * out, speed=2.0)
+
+
+TEXT_SHAPES: dict[str, Maker] = {
+    "embed_rows": _embed_rows,
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "add_rms_norm_rows": _add_rms_norm_rows,
+    "silu_mul": _silu_mul,
+    "rotate_and_store": _rotate_and_store,
+    "paged_attention": _paged_attention,
+    "forbid_tokens": _forbid_tokens,
+    "quantise_rows": _quantise_rows,
+    "fp8_linear": partial(_fp8_linear, blocks=False),
+    "fp8_block_linear": partial(_fp8_linear, blocks=True),
+}
