@@ -12,6 +12,7 @@ from sightline.cli import (
     bench_kernels,
     bench_language,
     bench_multiturn,
+    bench_pixels,
     bench_probe,
     bench_serve,
     bench_stages,
@@ -29,6 +30,7 @@ _MODULES = (
     bench_targets,
     bench_tower,
     bench_stages,
+    bench_pixels,
     bench_language,
     bench_kernels,
 )

@@ -1,0 +1,259 @@
+"""What it costs to turn JPEG files into patches on the device, by decoder, and how far each decoder is from Pillow.
+
+A run is what the engine does with the images of a step: find out which files are for the GPU, decode, turn, resize, cut, until
+the device is done. Pictures are `noise` (independent pixels, large files), `photo` (noise at every scale in the light, as in
+photographs) and `colours` (the same in each colour by itself, so that chroma has edges too).
+"""
+
+import io
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from sightline.bench.load.images import noise, photo
+from sightline.config import MediaConfig
+from sightline.errors import ConfigError, MediaError
+from sightline.media.decode import decode_image
+from sightline.media.item import make_image_item
+from sightline.media.source import load_image
+from sightline.ops.twins import register_twins
+from sightline.spec import ImageSpec, ProcessorSpec, VideoSpec
+from sightline.timing import StageClock
+from sightline.types import MediaItem, MediaRef
+from sightline.vision.gpu_decode import GpuDecoder, Setting, choose_gpu_decoder, probe
+from sightline.vision.jpeg_library import JpegLibrary, NvImageCodec, TorchvisionJpeg
+from sightline.vision.patch_maker import PatchMaker
+
+SUBSAMPLINGS = ("4:2:0", "4:4:4")
+_WARMUPS = 3
+_ERROR_IMAGES = 4  # of each kind, to compare pixels on
+_HALF = (0.5, 0.5, 0.5)
+QWEN3_IMAGES = ImageSpec(65_536, 16_777_216, "per_image", 16, 2, 2, _HALF, _HALF)
+_NO_VIDEOS = VideoSpec("qwen3", 4096, 100_000, 2.0, 4, 768, 300.0, 16, 2, 2, _HALF, _HALF, 2.0)  # there are none here
+
+
+def colours(random: np.random.Generator, width: int, height: int) -> NDArray[np.uint8]:
+    return np.stack([photo(random, width, height)[:, :, channel] for channel in range(3)], axis=-1)
+
+
+CONTENTS: dict[str, Callable[[np.random.Generator, int, int], NDArray[np.uint8]]] = {
+    "photo": photo,
+    "noise": noise,
+    "colours": colours,
+}
+
+
+@dataclass(frozen=True)
+class PixelCost:
+    """Milliseconds, medians."""
+
+    shape: str
+    content: str
+    subsampling: str
+    megabytes: float  # of the files together
+    decoder: str
+    total_ms: float  # files to patches, until the device is done
+    decode_ms: float  # of the host: in decoders; on the CPU, of all threads together
+    preprocess_ms: float  # of the host: launches, uploads
+
+
+@dataclass(frozen=True)
+class PixelError:
+    """Against Pillow, over all pixels of some files."""
+
+    files: str
+    subsampling: str
+    decoder: str
+    pixels_off: float  # share of pixels of which a colour differs
+    mean: float  # of the absolute differences, in steps of 255
+    largest: int
+
+
+def open_decoders(device: torch.device, threads: int) -> tuple[dict[str, JpegLibrary], dict[str, str]]:
+    """Libraries by name, and why the others are not there."""
+    makers: dict[str, Callable[[], JpegLibrary]] = {
+        "nvimgcodec": lambda: NvImageCodec(device, threads),
+        "nvimgcodec_hardware": lambda: NvImageCodec(device, threads, kind="HW_GPU_ONLY"),
+        "nvjpeg": lambda: TorchvisionJpeg(device),
+    }
+    found, missing = {}, {}
+    for name, make in makers.items() if device.type == "cuda" else ():
+        try:
+            library = make()
+            probe(library, device)
+            found[name] = library
+        except Exception as error:  # whatever keeps a library from starting is what this reports
+            missing[name] = str(error)
+    return found, missing
+
+
+def decoder_of(setting: Setting, device: torch.device, threads: int) -> str:
+    """The name under which this benchmark has the decoder that the engine would take."""
+    chosen = choose_gpu_decoder(setting, device, threads)
+    if chosen is None:
+        return "cpu"
+    chosen.close()
+    return chosen.name.split()[0]
+
+
+def make_files(content: str, width: int, height: int, count: int, quality: int, subsampling: str) -> list[bytes]:
+    """Different files of equal nature: one picture, shifted further each time."""
+    picture = CONTENTS[content](np.random.default_rng([width, height]), width, height)
+    files = []
+    for number in range(count):
+        buffer = io.BytesIO()
+        shifted = Image.fromarray(np.roll(picture, 11 * number, axis=1))
+        shifted.save(buffer, "jpeg", quality=quality, subsampling=subsampling)
+        files.append(buffer.getvalue())
+    return files
+
+
+class CannotDecode(Exception):
+    """A decoder does not do what was asked of it here."""
+
+
+class PixelBench:
+    def __init__(self, device: torch.device, dtype: torch.dtype, threads: int, spec: ImageSpec, repeats: int) -> None:
+        if repeats < 1:
+            raise ConfigError(f"--repeats is {repeats}, but must be at least 1.")
+        register_twins()
+        self.device, self.dtype, self.spec, self.repeats = device, dtype, spec, repeats
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self.libraries, self.missing = open_decoders(device, threads)
+        self.settings = {setting: self._decoder_of(setting, threads) for setting in ("gpu", "auto", "cpu")}
+
+    def _decoder_of(self, setting: Setting, threads: int) -> str | None:
+        try:
+            return decoder_of(setting, self.device, threads)
+        except ConfigError:
+            return None
+
+    @property
+    def decoders(self) -> list[str]:
+        return ["cpu", *self.libraries]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for library in self.libraries.values():
+            library.close()
+
+    def items(self, files: Sequence[bytes]) -> list[MediaItem]:
+        return [make_image_item(load_image(data, MediaConfig()), self.spec) for data in files]
+
+    def patches(self, items: Sequence[MediaItem], decoder: str, dtype: torch.dtype, clock: StageClock) -> list[torch.Tensor]:
+        """A decoder that has not seen these files: nothing is known of them."""
+        gpu = GpuDecoder(self.libraries[decoder], self.device) if decoder != "cpu" else None
+        processor = ProcessorSpec(image=self.spec, video=_NO_VIDEOS)
+        made, _ = PatchMaker(processor, self.device, dtype, True, self._threads, gpu).make(items, clock)
+        if gpu is not None and gpu.failed:
+            raise CannotDecode(f"{decoder} could not decode {gpu.failed} of {len(items)} files.")
+        for one in made:
+            if isinstance(one, MediaError):
+                raise one
+        return [one for one in made if isinstance(one, torch.Tensor)]
+
+    def measure(self, shape: str, content: str, subsampling: str, files: Sequence[bytes], decoder: str) -> PixelCost:
+        items = self.items(files)
+        totals, clocks = [], []
+        for _ in range(_WARMUPS + self.repeats):
+            clock = StageClock()
+            self._wait()
+            start = time.perf_counter()
+            self.patches(items, decoder, self.dtype, clock)
+            self._wait()
+            totals.append(1000 * (time.perf_counter() - start))
+            clocks.append(clock.seconds)
+        stages = {
+            stage: 1000 * statistics.median(clock.get(stage, 0.0) for clock in clocks[_WARMUPS:])
+            for stage in ("decode", "preprocess")
+        }
+        return PixelCost(
+            shape=shape,
+            content=content,
+            subsampling=subsampling,
+            megabytes=sum(map(len, files)) / 1e6,
+            decoder=decoder,
+            total_ms=statistics.median(totals[_WARMUPS:]),
+            decode_ms=stages["decode"],
+            preprocess_ms=stages["preprocess"],
+        )
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def error(self, name: str, subsampling: str, refs: Sequence[MediaRef], decoder: str) -> PixelError | None:
+        """None if the decoder takes none of the files."""
+        gpu = GpuDecoder(self.libraries[decoder], self.device)
+        off = count = largest = 0
+        total = 0.0
+        taken = [ref for ref in refs if gpu.takes(ref)]
+        for ref in taken:
+            for batch in gpu.decode([ref]):
+                found = batch.frames[0].cpu().numpy().astype(np.int16)
+                difference = np.abs(found - decode_image(ref))
+                off += int((difference.max(axis=-1) > 0).sum())
+                total += float(difference.mean(dtype=np.float64)) * difference[:, :, 0].size
+                count += difference[:, :, 0].size
+                largest = max(largest, int(difference.max()))
+        return PixelError(name, subsampling, decoder, off / count, total / count, largest) if count else None
+
+
+def photographs(folder: Path) -> list[MediaRef]:
+    """The JPEG files of a folder, as far as they can be read."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in (".jpg", ".jpeg"):
+            found.append(load_image(path, MediaConfig()))
+    if not found:
+        raise ConfigError(f"--photos names {str(folder)!r}, but there is no JPEG file in it.")
+    return found
+
+
+def error_files(name: str, width: int, height: int, quality: int, subsampling: str) -> list[MediaRef]:
+    files = make_files(name, width, height, _ERROR_IMAGES, quality, subsampling)
+    return [load_image(data, MediaConfig()) for data in files]
+
+
+def figures(costs: Sequence[PixelCost], settings: Mapping[str, str | None]) -> dict[str, float]:
+    """Keys of summary.json: of `photo` with 4:2:0, what cameras write; noise beside it."""
+    found = {}
+    for cost in costs:
+        if cost.subsampling != "4:2:0" or cost.content == "colours":
+            continue
+        for setting, decoder in settings.items():
+            if decoder == cost.decoder:
+                suffix = "" if setting == "gpu" else f"_{setting}"
+                content = "" if cost.content == "photo" else f"_{cost.content}"
+                found[f"pixels_ms{suffix}{content}.{cost.shape}"] = cost.total_ms
+    return found
+
+
+def as_json(
+    bench: PixelBench,
+    costs: Sequence[PixelCost],
+    errors: Sequence[PixelError],
+    rows: Sequence[Any],  # of bench/decoder_rows.py
+    command: str,
+    device: str,
+) -> dict[str, object]:
+    return {
+        "command": command,
+        "device": device,
+        "dtype": str(bench.dtype).removeprefix("torch."),
+        "decoders": {name: library.name for name, library in bench.libraries.items()},
+        "missing": bench.missing,
+        "settings": bench.settings,
+        "costs": [asdict(cost) for cost in costs],
+        "pixel_errors": [asdict(error) for error in errors],
+        "row_errors": [asdict(row) for row in rows],
+    }
