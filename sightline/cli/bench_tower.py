@@ -17,7 +17,7 @@ def add_command(actions: Any) -> None:
     tower.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="copy bandwidth in TB/s (default: 4.3)")
     tower.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
     tower.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
-    add_flags(tower, ModelConfig)
+    add_flags(tower, ModelConfig, without=("quantization",))
     tower.set_defaults(run=run, subparser=tower)
 
 
@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     from sightline.errors import ConfigError
     from sightline.models.families import read_model_spec
     from sightline.models.locate import locate_model
+    from sightline.models.quantise import Quantiser, quantise_tower
 
     chosen = from_flags(ModelConfig, arguments)
     names = arguments.shapes or list(SHAPES)
@@ -40,6 +41,9 @@ def run(arguments: argparse.Namespace) -> None:
     spec = read_model_spec(locate_model(chosen.model, chosen.revision, weights=False))
     device = choose_device(chosen.device)
     tower = random_tower(spec.vision, device, choose_dtype(chosen.dtype, spec.dtype, device))
+    if chosen.quantize_tower:
+        Quantiser("fp8", tower=True).check_device(device)
+        quantise_tower(tower)
     about = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     print("milliseconds, medians            patches  definitions      eager      graph     launch      floor   graph/floor")
     costs = []

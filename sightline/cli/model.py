@@ -2,7 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sightline.models.model import VisionLanguageModel
+    from sightline.spec import ModelSpec
 
 
 def add_command(commands: Any) -> None:
@@ -62,5 +66,20 @@ def run_info(arguments: argparse.Namespace) -> None:
         f"text        {text.num_layers} layers of {text.hidden_size}, "
         f"{text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}"
     )
+    print(f"fp8         {_describe_fp8(spec, model)}")
     print(f"context     {text.max_position:,} tokens")
     print(f"images      {image.min_pixels:,} to {image.max_pixels:,} pixels, sides in steps of {image.factor}")
+
+
+def _describe_fp8(spec: "ModelSpec", model: "VisionLanguageModel") -> str:
+    import torch
+
+    from sightline.models.quantise import could_save
+
+    layers, saved = could_save(model, getattr(torch, spec.dtype))
+    gain = f"{layers} linear layers of the language model, {saved / 1024**3:.2f} GiB less than in {spec.dtype}"
+    if spec.fp8 is None:
+        return f"with --quantization fp8: {gain}"
+    inputs = "" if spec.fp8.quantised_inputs else ", weights only"
+    scales = "a scale per channel" if spec.fp8.scales == "channel" else "a scale per block of 128 x 128"
+    return f"stored so, {scales}{inputs}: {gain}"

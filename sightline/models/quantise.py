@@ -13,6 +13,7 @@ from torch import nn
 from sightline.errors import ConfigError
 from sightline.models.fp8 import Fp8Linear, Fp8Weight
 from sightline.models.model import VisionLanguageModel
+from sightline.models.tower import VisionTower
 from sightline.ops.fp8 import PLACES, has_scaled_mm
 from sightline.spec import Fp8Spec
 
@@ -79,19 +80,23 @@ class Quantiser:
 
     def finish(self, model: VisionLanguageModel) -> None:
         """The tower's layers, after the tower has laid out its heads."""
-        if not self.tower:
-            return
-        for name, module in list(model.named_modules()):
-            if is_quantisable(name, module, _TOWER):
-                assert isinstance(module, nn.Linear)
-                _replace(model, name, Fp8Linear(Fp8Weight.of(module.weight), module.bias))
+        if self.tower:
+            quantise_tower(model.vision)
+
+
+def quantise_tower(tower: VisionTower) -> None:
+    """Puts the linear layers of a prepared tower's blocks into 8-bit floats."""
+    for name, module in list(tower.named_modules()):
+        if is_quantisable(name, module, "blocks."):
+            assert isinstance(module, nn.Linear)
+            _replace(tower, name, Fp8Linear(Fp8Weight.of(module.weight), module.bias))
 
 
 def is_quantisable(name: str, module: nn.Module, part: str) -> bool:
     """Whether it is a linear layer of that part with sides that the product of 8-bit floats takes."""
     if not name.startswith(part) or not isinstance(module, nn.Linear):
         return False
-    return module.in_features % PLACES == 0 and module.out_features % PLACES == 0
+    return not any(side % PLACES for side in module.weight.shape)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -128,6 +133,12 @@ def summarise(model: VisionLanguageModel) -> Fp8Summary:
         else:
             left[part] += 1
     return Fp8Summary(counts[_LANGUAGE], counts[_TOWER], sum(left[part] for part, count in counts.items() if count), saved)
+
+
+def could_save(model: VisionLanguageModel, dtype: torch.dtype) -> tuple[int, int]:
+    """Of a model in no 8-bit floats, maybe on the meta device: how many language layers fp8 would take, and the bytes saved."""
+    shapes = [m.weight.shape for n, m in model.named_modules() if is_quantisable(n, m, _LANGUAGE) and isinstance(m, nn.Linear)]
+    return len(shapes), sum(out * size * (dtype.itemsize - 1) - 4 * out for out, size in shapes)
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
