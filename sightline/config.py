@@ -160,6 +160,9 @@ class EngineConfig:
     )
     embedding_host_cache_gb: float = setting(0.0, "Host memory for rows that fell out of the embedding cache, in GB.")
     starvation_steps: int = setting(512, "A request that has waited this many steps goes before all others.")
+    warm_up: bool | None = setting(
+        None, "Whether a few requests run before the first real one, so that it need not wait for kernels; by default on a GPU."
+    )
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from sightline.models.tower import VisionTower
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
 from sightline.run.kv_cache import allocate_pages
+from sightline.run.readout import Readout
 from sightline.run.runner import Encoded, Runner, choose_decode_threads
 from sightline.run.sampler import Sampled, SamplingRow, make_generator
 from sightline.run.sampling_params import ResolvedSampling
 from sightline.schedule.plan import plan_step
-from sightline.schedule.progress import admit, complete_step, finish
+from sightline.schedule.progress import admit, advance, finish, take_tokens
 from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
 from sightline.schedule.upcoming import upcoming_items
 from sightline.spec import ProcessorSpec
@@ -54,6 +55,25 @@ class Update:
     @property
     def last(self) -> bool:
         return self.completion is not None or self.error is not None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device works on; what it samples has not been read."""
+
+    step: Step
+    readout: Readout
+    answers: list[Answer]  # of the chunks that sample, in order
+    times: list[tuple[DeviceTimer, list[StageClock], str]]  # known when it is done
+
+    @property
+    def ready(self) -> bool:
+        return self.readout.ready
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether the next step can be launched before these tokens are known to the host."""
+        return not any(answer.row.needs_known_tokens for answer in self.answers)
 
 
 class Engine:
@@ -102,11 +122,13 @@ class Engine:
         self._forming = Forming(tokenizer)  # requests that are not in the schedule yet
         self._numbers = itertools.count()
         self._line: tuple[int, ...] = ()  # who ran and waited when upcoming images were last looked for
-        self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # not read yet
+        self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # of steps that sampled nothing, and of the next one
+        self._launched: Launched | None = None
+        self._overlap = weight.is_cuda if config.overlap is None else config.overlap
 
     @property
     def has_work(self) -> bool:
-        return self.schedule.has_work or len(self._forming) > 0
+        return self.schedule.has_work or self._launched is not None or len(self._forming) > 0
 
     def add(
         self,
@@ -184,23 +206,31 @@ class Engine:
         return self.weights_epoch.to_bytes(8, "little") + item.key + (decoder.name if decoder else "cpu").encode()
 
     def step(self) -> list[Update]:
-        """Plans a step, runs it, and says what it brought."""
-        formed = self._admit_formed()
+        """Plans a step, launches it, and says what the one before it brought, which the device did meanwhile.
+
+        Without overlap, or where the next tokens depend on what the host makes of these, it says what this step brought.
+        """
+        updates = self._admit_formed()
         step = plan_step(self.schedule)
         self._note_starts(step.chunks)
         failed, step = self._encode(step)
+        updates += failed
         self._decode_ahead(step)
-        updates = formed + failed
-        if not step.chunks:
-            complete_step(self.schedule, step, {})
-            return updates
+        if self._launched is not None and self._launched.ready:  # answers go out before the next launch, which takes its time
+            updates += self._take_launched()
+            step = replace(step, chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING))
+        launched: Launched | None = None
         try:
-            tokens, logprobs = self._compute(step)
+            launched = self._launch(step)
+            advance(self.schedule, step)
         except Exception as error:  # whatever happens in a step costs its requests, not the engine
-            complete_step(self.schedule, replace(step, chunks=()), {})
-            return updates + self._fail([chunk.sequence for chunk in step.chunks], recover(error))
-        complete_step(self.schedule, step, tokens)
-        return updates + self._take_tokens(step.chunks, tokens, logprobs)
+            advance(self.schedule, replace(step, chunks=()))
+            updates += self._fail([chunk.sequence for chunk in step.chunks], recover(error))
+        updates += self._take_launched()
+        self._launched = launched
+        if launched is not None and not (self._overlap and launched.may_stay):
+            updates += self._take_launched()
+        return updates
 
     def _note_starts(self, chunks: Seq[Chunk]) -> None:
         for chunk in chunks:
@@ -266,28 +296,42 @@ class Engine:
         if result.tower is not None:
             self._times.append((result.tower, clocks, "encode"))
 
-    def _read_times(self) -> None:
-        """After the device was waited for: what was timed on it since is done."""
-        for timer, clocks, stage in self._times:
-            for clock in clocks:
-                clock.add(stage, timer.seconds)
-        self._times.clear()
-
-    def _compute(self, step: Step) -> tuple[dict[int, int], dict[int, TokenLogprob]]:
-        """Tokens, and log-probabilities where asked for, by sequence id."""
+    def _launch(self, step: Step) -> "Launched | None":
+        """Computes the step's chunks; None if it samples nothing that would have to be read."""
+        if not step.chunks:
+            return None
         sampling = [self._answers[chunk.sequence.id] for chunk in step.chunks if chunk.samples]
         for answer in sampling:
-            early = len(answer.sequence.output) < answer.row.sampling.min_tokens
+            sequence = answer.sequence
+            early = len(sequence.output) + sequence.in_flight < answer.row.sampling.min_tokens
             answer.row.banned_ids = tuple(answer.end_tokens) if early else ()
+        empty = [chunk.sequence for chunk in step.chunks if not (chunk.sequence.output or chunk.sequence.in_flight)]
+        filling = [self._answers[sequence.id].clock for sequence in empty]
         with DeviceTimer(self.runner.device) as timer:
-            sampled = self.runner.compute(step.chunks, [answer.row for answer in sampling])
-        ids = sampled.token_ids.tolist() if sampled is not None else []  # the one wait for the device in a step
-        filling = [self._answers[chunk.sequence.id] for chunk in step.chunks if not chunk.sequence.output]
-        self._times += [(timer, [answer.clock for answer in filling], "prefill")] if filling else []
-        if sampled is not None:
-            self._read_times()
-        tokens = {answer.sequence.id: token for answer, token in zip(sampling, ids, strict=True)}
-        return tokens, _read_logprobs(sampling, ids, sampled)
+            readout = self.runner.compute(step.chunks, [answer.row for answer in sampling])
+        self._times += [(timer, filling, "prefill")] if filling else []
+        if readout is None:
+            return None
+        times, self._times = self._times, []
+        return Launched(step, readout, sampling, times)
+
+    def _take_launched(self) -> list[Update]:
+        """Reads what the launched step sampled, the one wait for the device, and says what became of it."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return []
+        try:
+            sampled = launched.readout.read()
+        except Exception as error:
+            alive = [chunk.sequence for chunk in launched.step.chunks if chunk.sequence.id in self._answers]
+            return self._fail(alive, recover(error))
+        for timer, clocks, stage in launched.times:
+            for clock in clocks:
+                clock.add(stage, timer.seconds)
+        ids = sampled.token_ids.tolist()
+        tokens = {answer.sequence.id: token for answer, token in zip(launched.answers, ids, strict=True)}
+        take_tokens(self.schedule, launched.step, tokens)
+        return self._take_tokens(launched.step.chunks, tokens, _read_logprobs(launched.answers, ids, sampled))
 
     def _take_tokens(self, chunks: Seq[Chunk], tokens: dict[int, int], logprobs: dict[int, TokenLogprob]) -> list[Update]:
         updates: list[Update] = []
@@ -365,9 +409,9 @@ class Engine:
         self.runner.close()
 
 
-def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled | None) -> dict[int, TokenLogprob]:
+def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled) -> dict[int, TokenLogprob]:
     wanted = [number for number, answer in enumerate(answers) if answer.row.sampling.logprobs]
-    if not wanted or sampled is None or sampled.logprobs is None:
+    if not wanted or sampled.logprobs is None:
         return {}
     chosen = sampled.logprobs.tolist()
     top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else [[]] * len(ids)

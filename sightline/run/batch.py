@@ -1,6 +1,8 @@
 """Chunks of a step to the ForwardBatch the model reads. Built on the host with numpy, each tensor sent in one copy."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,21 @@ from sightline.models.inputs import ForwardBatch
 from sightline.schedule.state import Chunk
 from sightline.vision.transfer import send
 
+_NONE: Mapping[int, int] = MappingProxyType({})
+
 
 def make_forward_batch(
-    chunks: Seq[Chunk], embeddings: EmbeddingCache, vision_rows: torch.Tensor, device: torch.device
+    chunks: Seq[Chunk],
+    embeddings: EmbeddingCache,
+    vision_rows: torch.Tensor,
+    device: torch.device,
+    in_flight: Mapping[int, int] = _NONE,
 ) -> ForwardBatch:
-    """Sequences stand in the order of the chunks; logits are wanted for the last token of each chunk that samples."""
+    """Sequences stand in the order of the chunks; logits are wanted for the last token of each chunk that samples.
+
+    `in_flight` says where the newest token of a sequence (by id) stands among those that the device has sampled last, if the
+    host does not know it yet. Its id is given as that place, counted down from -1.
+    """
     counts = [chunk.count for chunk in chunks]
     starts = np.concatenate(([0], np.cumsum(counts)))
     contexts = [chunk.start + chunk.count for chunk in chunks]
@@ -38,7 +50,7 @@ def make_forward_batch(
         any_rows |= _fill_rows(chunk, embeddings, row_index[part])
     if decoding:
         at = starts[decoding]
-        newest = [_newest(chunks[number]) for number in decoding]
+        newest = [_newest(chunks[number], in_flight) for number in decoding]
         token_ids[at], positions[:, at], slots[at] = np.array(newest, np.int64).T
 
     def to_device(array: NDArray[Any]) -> torch.Tensor:
@@ -60,13 +72,20 @@ def make_forward_batch(
     )
 
 
-def _newest(chunk: Chunk) -> tuple[int, int, int]:
+def known_tokens(token_ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    """token_ids [tokens] with what stands in flight taken from `sampled` [n], the tokens of the step before."""
+    return torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0)], token_ids)
+
+
+def _newest(chunk: Chunk, in_flight: Mapping[int, int]) -> tuple[int, int, int]:
     """(token id, position, slot) of a chunk that is one token of an answer."""
     sequence, token = chunk.sequence, chunk.start
     page, offset = divmod(token, sequence.page_size)
     own = offset if page < len(sequence.nodes) else int(sequence.page_table[page]) * sequence.page_size + offset
     request = sequence.request
-    return sequence.output[token - len(request)], token + request.position_delta, own
+    place = token - len(request)
+    token_id = sequence.output[place] if place < len(sequence.output) else -1 - in_flight[sequence.id]
+    return token_id, token + request.position_delta, own
 
 
 def _page_table(chunks: Seq[Chunk], contexts: Seq[int]) -> NDArray[np.int32]:

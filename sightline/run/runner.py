@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from sightline.config import EngineConfig
 from sightline.errors import ConfigError, MediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
-from sightline.run.batch import make_forward_batch
+from sightline.run.batch import known_tokens, make_forward_batch
 from sightline.run.device_timer import DeviceTimer
-from sightline.run.sampler import Sampled, SamplingRow, sample
+from sightline.run.readout import Readout
+from sightline.run.sampler import SamplingRow, sample
 from sightline.schedule.state import Chunk, Encode
 from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
@@ -82,6 +83,8 @@ class Runner:
         self.device, self._most_patches = arena.rows.device, most_patches
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        self._sampled: torch.Tensor | None = None  # tokens of the last step, on the device
+        self._places: dict[int, int] = {}  # where each sequence's stands among them, by id
         self.gpu_decoder = gpu_decoder
         dtype = arena.rows.dtype
         self._patches = PatchMaker(processor, self.device, dtype, compact_patches, self._decoders, gpu_decoder)
@@ -147,14 +150,25 @@ class Runner:
         rows = self._graphs.run(batch) if self._graphs is not None else None
         return rows if rows is not None else self.model.encode(batch)
 
-    def compute(self, chunks: Seq[Chunk], rows: Seq[SamplingRow]) -> Sampled | None:
-        """Computes the chunks' tokens; samples one for each chunk that samples, in order. Does not wait for the device."""
-        batch = make_forward_batch(chunks, self.embeddings, self.arena.rows, self.device)
+    def compute(self, chunks: Seq[Chunk], rows: Seq[SamplingRow]) -> Readout | None:
+        """Launches the chunks and samples a token for each that samples, in order. Does not wait for the device.
+
+        Tokens that the step before sampled and that nobody has read yet are taken on the device.
+        """
+        batch = make_forward_batch(chunks, self.embeddings, self.arena.rows, self.device, self._places)
+        if self._sampled is not None:
+            batch = replace(batch, token_ids=known_tokens(batch.token_ids, self._sampled))
         self.counts.steps += 1
         self.counts.tokens += sum(chunk.count for chunk in chunks)
         logits = self.model(batch, self.caches)
         assert isinstance(logits, torch.Tensor)
-        return sample(logits, rows) if rows else None
+        self._sampled, self._places = None, {}
+        if not rows:
+            return None
+        sampled = sample(logits, rows)
+        self._sampled = sampled.token_ids
+        self._places = {chunk.sequence.id: place for place, chunk in enumerate(c for c in chunks if c.samples)}
+        return Readout(sampled)
 
     def close(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)

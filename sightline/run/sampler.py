@@ -3,18 +3,9 @@
 The order is transformers': bias, penalties, bans, temperature, top-k, top-p, min-p. Greedy rows take the best score after the
 bans; the others draw by inverse CDF with one uniform number of their own generator. A grammar is a ban on many tokens.
 
-The one idea: a row's chances are kept as *integers*, exp(score - best score) in units of 2^-34 or so, and nothing is ever
-normalised. Sums of integers do not depend on the order of adding, so a row gets the same token whatever batch it is in, and on
-rows sorted by score every filter is a prefix whose length is found in the one running sum:
-
-    best first    w0  w1  w2  w3  w4 │ w5 …          running sum c0 ≤ c1 ≤ c2 …
-    top-k         ───────────────────┤               5 tokens
-    top-p         ─────────┤                         the c_i < top_p * c4, and one more: the token that crosses the line stays
-    min-p         ──────────────┤                    the w_i >= min_p * w0
-    draw          the first token with c_i > uniform * c_last, among the shortest prefix
-
-Rows are grouped by what they ask, never by what their neighbours ask: rows without top-k and top-p are not sorted at all, and a
-small top-k needs the best k only. Equal scores stand in the order of their ids, and top-k keeps k of them, no more.
+Chances are integers and filters are prefixes of the ranking: ops/sampling.py explains how, and that a row gets the same token
+whatever batch it is in. Rows are grouped by what they ask, never by what their neighbours ask: rows without top-k and top-p are
+not ranked at all, and of a small top-k the definition ranks the best k only.
 
 NaN logits are not looked for, because finding them would wait for the device. They give some token id within the vocabulary.
 """
@@ -30,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.grammar.matcher import Matcher, allowed_tokens
+from sightline.ops.sampling import SELECT_UP_TO, DrawSettings, best_first, best_token, draw_by_id, draw_by_score
 from sightline.ops.token_mask import forbid_tokens
 from sightline.run.sampling_params import ResolvedSampling, make_generator
 from sightline.vision.transfer import send
 
 __all__ = ["ResolvedSampling", "Sampled", "SamplingRow", "make_generator", "sample"]
 
-SELECT_UP_TO = 1024  # for a larger top-k the whole row is sorted
-ROWS_AT_ONCE = 128  # that draw: 128 rows of 150,000 tokens, sorted, take 0.7 GiB for a moment
+ROWS_AT_ONCE = 128  # that draw: 128 rows of 150,000 tokens take 0.4 GiB for a moment, 0.7 where they are sorted
 
 
 @dataclass(eq=False)
@@ -54,6 +45,13 @@ class SamplingRow:
     _ids: NDArray[np.int64] | None = field(default=None, init=False, repr=False)  # distinct prompt ids, answer, room
     _prompt: int = field(default=0, init=False, repr=False)  # how many distinct ids
     _length: int = field(default=0, init=False, repr=False)  # ids before the room
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether the next token can be sampled only after the host has seen the ones before it."""
+        asked = self.sampling
+        penalties = asked.repetition_penalty != 1.0 or bool(asked.presence_penalty or asked.frequency_penalty)
+        return penalties or self.grammar is not None
 
     def seen_ids(self) -> NDArray[np.int64]:
         """Prompt and answer; of the prompt each id once, because an image is thousands of the same."""
@@ -99,7 +97,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     if len(parts) == 1 and len(parts[0][1]) == len(rows):
         tokens = _draw(parts[0][0], scores, rows)
     else:
-        tokens = scores.argmax(dim=-1)  # of those that draw, replaced
+        tokens = best_token(scores)  # of those that draw, replaced
         for way, places in parts:
             at = send(np.array(places), logits.device)
             tokens.index_copy_(0, at, _draw(way, scores.index_select(0, at), [rows[place] for place in places]))
@@ -187,9 +185,9 @@ def _cells(ids: Sequence[Sequence[int] | NDArray[Any]], places: Sequence[int], v
 class Way(Enum):
     """How a row draws. Chosen from the row alone, which keeps answers independent of the batch."""
 
-    UNSORTED = auto()
-    SELECTED = auto()
-    SORTED = auto()
+    BY_ID = auto()  # no top-k, no top-p
+    OF_THE_BEST = auto()  # a small top-k
+    BY_SCORE = auto()
 
 
 def way_of(sampling: ResolvedSampling) -> Way | None:
@@ -197,20 +195,8 @@ def way_of(sampling: ResolvedSampling) -> Way | None:
     if sampling.greedy:
         return None
     if sampling.top_k == 0 and sampling.top_p == 1.0:
-        return Way.UNSORTED
-    return Way.SELECTED if 0 < sampling.top_k <= SELECT_UP_TO else Way.SORTED
-
-
-@dataclass(frozen=True, eq=False)
-class DrawSettings:
-    """What g rows ask, each tensor [g, 1]; None when no row asks."""
-
-    largest_k: int  # 0: some row has no top-k
-    uniform: Tensor  # float64, the rows' random numbers
-    temperature: Tensor  # float32
-    last: Tensor  # int64: where the last token that top-k lets through stands, best first
-    top_p: Tensor | None  # float64
-    min_p: Tensor | None  # float32
+        return Way.BY_ID
+    return Way.OF_THE_BEST if 0 < sampling.top_k <= SELECT_UP_TO else Way.BY_SCORE
 
 
 def draw_settings(rows: Sequence[SamplingRow], vocab: int, device: torch.device) -> DrawSettings:
@@ -234,77 +220,7 @@ def draw_settings(rows: Sequence[SamplingRow], vocab: int, device: torch.device)
 def _draw(way: Way, scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Tokens [g] of rows that draw in one way; scores [g, vocab]."""
     settings = draw_settings(rows, scores.shape[1], scores.device)
-    return _climb(make_ladder(way, scores.float(), settings), settings.uniform)
-
-
-@dataclass(frozen=True, eq=False)
-class Ladder:
-    """Integer chances of g rows, added up: token i has running[i] - running[i - 1] of total chances, and none above total."""
-
-    running: Tensor  # [g, width] int64
-    total: Tensor  # [g, 1] int64
-    ids: Tensor | None  # [g, width] int64, whose chances they are; None: column i is token i
-
-
-def make_ladder(way: Way, scores: Tensor, settings: DrawSettings) -> Ladder:
-    """scores [g, vocab] float32."""
-    vocab = scores.shape[1]
-    if way is Way.UNSORTED:
-        weights = _weights(scores, scores.amax(dim=1, keepdim=True), settings.temperature)
-        if settings.min_p is not None:
-            weights.masked_fill_(weights < settings.min_p, 0.0)
-        running = _units(weights, vocab).cumsum(dim=1)
-        return Ladder(running, running[:, -1:], None)
-    if way is Way.SELECTED:
-        ranked, ids = best_first(scores, min(settings.largest_k, vocab))
-    else:
-        ranked, ids = scores.sort(dim=1, descending=True, stable=True)
-    weights = _weights(ranked, ranked[:, :1], settings.temperature)
-    running = _units(weights, vocab).cumsum(dim=1)
-    last = settings.last
-    if settings.top_p is not None:
-        line = (settings.top_p * running.gather(1, last)).ceil().long()
-        last = torch.minimum(last, torch.searchsorted(running, line))
-    if settings.min_p is not None:
-        likely = (weights >= settings.min_p).sum(dim=1, keepdim=True)  # the best weighs 1: none only if it is NaN
-        last = torch.minimum(last, likely - 1).clamp_(min=0)
-    return Ladder(running, running.gather(1, last), ids)
-
-
-def _climb(ladder: Ladder, uniform: Tensor) -> Tensor:
-    """The tokens [g] where the running sum first exceeds uniform [g, 1] * total.
-
-    A uniform number is at most 1 - 2^-53 and a total a whole number below 2^53: their rounded product is below the total, so
-    that no token outside is reached; nor is a token without chances, because the sum does not grow there. The clamp is for NaN
-    alone, which must not become an index out of range.
-    """
-    target = (uniform * ladder.total).long()
-    place = torch.searchsorted(ladder.running, target, right=True).clamp_(max=ladder.running.shape[1] - 1)
-    return (place if ladder.ids is None else ladder.ids.gather(1, place)).squeeze(1)
-
-
-def best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(scores, ids) [g, count] of the best, equal scores by id: torch.topk in an order that ties cannot upset.
-
-    One int64 per token: above, the score's bits, made to sort as integers; below, the id counted from the end.
-    """
-    vocab = scores.shape[1]
-    bits = scores.contiguous().view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # a negative float has its magnitude turned round
-    from_end = torch.arange(vocab - 1, -1, -1, device=scores.device)
-    keys = ordered.long().mul_(2**32).add_(from_end).topk(count, dim=1).values
-    ids = (vocab - 1) - (keys & 0xFFFFFFFF)
-    return scores.gather(1, ids), ids
-
-
-def _weights(scores: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
-    """Chances relative to the best token's; scores [g, width], the others [g, 1]."""
-    return (scores - best).div_(temperature).exp_()
-
-
-def _units(weights: Tensor, vocab: int) -> Tensor:
-    """Weights as integers, small enough that the sum of a whole vocabulary is exact as a float64."""
-    return weights.mul(2.0 ** (52 - (vocab - 1).bit_length())).long()
+    return (draw_by_id if way is Way.BY_ID else draw_by_score)(scores.float(), settings)
 
 
 # ---- Log-probabilities

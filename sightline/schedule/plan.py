@@ -28,7 +28,10 @@ class _Plan:
 
 
 def plan_step(schedule: Schedule) -> Step:
-    """The next step. Pages and rows it needs are reserved; `complete_step` must follow before the next plan."""
+    """The next step. Pages and rows it needs are reserved; `advance` must follow before the next plan.
+
+    It is empty when the only work is to read what is in flight.
+    """
     schedule.step += 1
     plan = _Plan(schedule.limits.max_tokens, schedule.limits.max_patches)
     _start_starving(schedule, plan)
@@ -38,11 +41,13 @@ def plan_step(schedule: Schedule) -> Step:
         (decoding if sequence.remaining == 1 else filling).append(sequence)
     for sequence in decoding + filling:
         # an earlier one may have preempted it, and one that starved has its chunk already
-        if sequence.status is Status.RUNNING and plan.tokens_left and sequence.id not in plan.planned:
+        eligible = sequence.status is Status.RUNNING and sequence.id not in plan.planned and not sequence.has_its_last
+        if eligible and plan.tokens_left:
             _give_tokens(schedule, plan, sequence)
     _start_waiting(schedule, plan)
     _encode_ahead(schedule, plan)
-    assert plan.chunks or not schedule.has_work, "a step with work must compute something"
+    reading = any(sequence.in_flight for sequence in (*schedule.running, *schedule.waiting))
+    assert plan.chunks or reading or not schedule.has_work, "a step with work must compute something"
     return Step(schedule.step, tuple(plan.chunks), tuple(plan.encodes))
 
 
@@ -164,7 +169,7 @@ def _start_waiting(schedule: Schedule, plan: _Plan) -> None:
     position = 0
     while position < len(schedule.waiting) and plan.tokens_left:
         sequence = schedule.waiting[position]
-        if not sequence.may_start:
+        if not sequence.may_start or sequence.has_its_last:
             position += 1
             continue
         if sequence.waiting_since == schedule.step:
@@ -228,9 +233,9 @@ def _start(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
 
 
 def extend_keys(sequence: Sequence) -> None:
-    """Keys of all pages that the sequence's tokens fill."""
+    """Keys of all pages that the sequence's known tokens fill."""
     size, known = sequence.page_size, len(sequence.keys)
-    full = len(sequence) // size
+    full = sequence.known // size
     if known * size >= sequence.prompt_tokens:  # pages of the answer alone, without vision rows
         for page in range(known, full):
             sequence.keys.append(page_key(sequence.keys[-1], sequence.tokens(page * size, (page + 1) * size), ()))

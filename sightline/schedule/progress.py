@@ -27,24 +27,43 @@ def admit(schedule: Schedule, sequences: Iterable[Sequence]) -> None:
         enqueue(schedule, sequence)
 
 
-def complete_step(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:
-    """Takes in a step's results: `sampled` has the token of each sequence (by id) whose chunk sampled."""
+def advance(schedule: Schedule, step: Step) -> None:
+    """A step was launched: what it computes and encodes counts as there, because all that runs later runs after it."""
     for encode in step.encodes:
         schedule.embeddings.mark_ready(encode.entry)
     for chunk in step.chunks:
         sequence = chunk.sequence
-        if sequence.status is not Status.RUNNING:
-            continue  # aborted while the step ran
         sequence.computed = chunk.start + chunk.count
+        sequence.in_flight += chunk.samples
         _share_full_pages(schedule, sequence)
         _unpin_consumed(schedule, sequence)
-        if chunk.samples:
-            sequence.output.append(sampled[sequence.id])
+
+
+def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:
+    """A launched step's results were read: `sampled` has the token of each sequence (by id) whose chunk sampled.
+
+    Steps are read in the order they were launched. A sequence may have ended or been preempted since.
+    """
+    for chunk in step.chunks:
+        sequence = chunk.sequence
+        if not chunk.samples or sequence.status is Status.FINISHED:
+            continue
+        sequence.output.append(sampled[sequence.id])
+        sequence.in_flight -= 1
+        if sequence.status is Status.RUNNING:
+            _share_full_pages(schedule, sequence)
+
+
+def complete_step(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:
+    """Both at once, for who waits for each step before the next."""
+    advance(schedule, step)
+    take_tokens(schedule, step, sampled)
 
 
 def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
-    """Own pages that are full and computed join the prefix tree; where another sequence was faster, its page is used."""
-    full = sequence.computed // sequence.page_size
+    """Own pages of known tokens that are full and computed join the prefix tree; where another sequence was faster, its page
+    is used."""
+    full = min(sequence.computed, sequence.known) // sequence.page_size
     if full <= len(sequence.nodes):
         return
     extend_keys(sequence)

@@ -5,6 +5,9 @@ A sequence's tokens and where their keys and values are:
     0            len(nodes)*page_size        computed            len(seq)
     |── shared pages, in the prefix tree ──|── own pages ──|── not yet computed ──|
                                                  the newest sampled token is among these
+
+A step that was launched and whose results have not been read is in flight: the tokens it samples count as part of their
+sequences, though only the device knows them yet. So the next step can be planned and launched meanwhile.
 """
 
 import bisect
@@ -45,8 +48,9 @@ class Sequence:
     leader: "Sequence | None" = None
 
     status: Status = Status.WAITING
-    output: list[int] = field(default_factory=list)
-    computed: int = 0
+    output: list[int] = field(default_factory=list)  # tokens that have been read
+    in_flight: int = 0  # tokens after those: sampled by launched steps, not read yet
+    computed: int = 0  # by steps that were launched
     nodes: list[Node] = field(default_factory=list)
     own_pages: int = 0  # pages after those of `nodes`
     keys: list[bytes] = field(default_factory=list)  # of full pages, as far as known
@@ -71,12 +75,22 @@ class Sequence:
             self.item_ends[span.item] = max(self.item_ends[span.item], span.start + span.count)
 
     def __len__(self) -> int:
+        return self.prompt_tokens + len(self.output) + self.in_flight
+
+    @property
+    def known(self) -> int:
+        """Tokens whose ids the host knows."""
         return self.prompt_tokens + len(self.output)
 
     @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be sampled; 1 while decoding."""
-        return self.prompt_tokens + len(self.output) - self.computed
+        return self.prompt_tokens + len(self.output) + self.in_flight - self.computed
+
+    @property
+    def has_its_last(self) -> bool:
+        """Whether nothing is left to compute: the answer's last token is in flight."""
+        return len(self.output) + self.in_flight >= self.max_tokens
 
     @property
     def pages(self) -> int:
@@ -96,7 +110,8 @@ class Sequence:
         return step - self.running_since >= patience and len(self.output) > self.output_at_start
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
-        """Token ids [start, end), prompt and answer together."""
+        """Token ids [start, end), prompt and answer together; all must be known."""
+        assert end <= self.known, "a token in flight has no id yet"
         prompt = self.prompt_tokens
         if end <= prompt:
             return self.request.token_ids[start:end]

@@ -74,9 +74,13 @@ class Driver:
         return list(self.completions[request_id, index].token_ids)
 
 
+OVERLAP: bool | None = None  # set by tests/engine/conftest.py
+
+
 def driver(folder: Path, **settings: Any) -> Driver:
     llm = loaded(folder)
-    config = EngineConfig(**{"kv_cache_gb": 0.05, "embedding_cache_gb": 0.02, "page_size": 4, **settings})
+    usual = {"kv_cache_gb": 0.05, "embedding_cache_gb": 0.02, "page_size": 4, "overlap": OVERLAP}
+    config = EngineConfig(**{**usual, **settings})
     return Driver(Engine(llm.model, llm.processor, llm.tokenizer, config, llm.max_model_len))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.run.batch import make_forward_batch
+from sightline.run.batch import known_tokens, make_forward_batch
 from sightline.schedule.state import Chunk, Encode, Sequence
 
 VOCABULARY = 12
@@ -91,6 +91,7 @@ class FakeRunner:
         self.host: dict[bytes, list[tuple[bytes, int] | None]] = {}
         self.encoded: list[bytes] = []  # keys, in order
         self.restored: list[bytes] = []
+        self.sampled: dict[int, int] = {}  # by the last step, as the device would keep it
 
     def encode(self, encodes: tuple[Encode, ...], broken: frozenset[bytes], crash: bool) -> set[bytes]:
         """Keys of the entries that failed."""
@@ -129,7 +130,7 @@ class FakeRunner:
         for chunk, (slots, _, rows) in zip(chunks, places, strict=True):
             truth, sequence = truths[chunk.sequence.id], chunk.sequence
             before = truth.values[chunk.start - 1] if chunk.start else _number(sequence.root)
-            tokens = sequence.tokens(chunk.start, chunk.start + chunk.count).tolist()
+            tokens = self._tokens(chunk)
             for offset, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
                 found = self.arena[rows[offset]] if offset in rows else None
                 assert found == truth.rows.get(chunk.start + offset), f"token {chunk.start + offset} takes the row {found}"
@@ -141,7 +142,16 @@ class FakeRunner:
             assert read == truths[chunk.sequence.id].values[:end], f"sequence {chunk.sequence.id} reads what is not its own"
             if chunk.samples:
                 sampled[chunk.sequence.id] = _next_token(truths[chunk.sequence.id].values[end - 1], indices[chunk.sequence.id])
-        return sampled
+        self.sampled = sampled
+        return dict(sampled)
+
+    def _tokens(self, chunk: Chunk) -> list[int]:
+        """Of the chunk; one that nobody has read is what the step before sampled."""
+        sequence, end = chunk.sequence, chunk.start + chunk.count
+        if end <= sequence.known:
+            return sequence.tokens(chunk.start, end).tolist()
+        assert chunk.count == 1, "only the newest token can be in flight"
+        return [self.sampled[sequence.id]]
 
     def _places(self, chunk: Chunk) -> tuple[list[int], list[int], dict[int, int]]:
         """Slots of the chunk's tokens, slots of the whole context, and the arena's slots by offset into the chunk."""
@@ -159,16 +169,18 @@ class FakeRunner:
         return slots, context, rows
 
     def _real_places(self, chunks: tuple[Chunk, ...]) -> list[tuple[list[int], list[int], dict[int, int]]]:
-        batch = make_forward_batch(chunks, self.embeddings, torch.zeros(1), torch.device("cpu"))
+        places = {sequence: place for place, sequence in enumerate(self.sampled)}
+        batch = make_forward_batch(chunks, self.embeddings, torch.zeros(1), torch.device("cpu"), places)
+        token_ids = known_tokens(batch.token_ids, torch.tensor([*self.sampled.values(), 0]))
         starts, size = batch.query_starts.tolist(), self.page_size
-        places = []
+        found = []
         for number, chunk in enumerate(chunks):
             part = slice(starts[number], starts[number + 1])
             end = chunk.start + chunk.count
-            assert batch.token_ids[part].tolist() == chunk.sequence.tokens(chunk.start, end).tolist()
+            assert token_ids[part].tolist() == self._tokens(chunk)
             pages = batch.page_table[number].tolist()
             context = [pages[position // size] * size + position % size for position in range(end)]
             index = batch.row_index[part].tolist() if batch.row_index is not None else []
             rows = {offset: row for offset, row in enumerate(index) if row >= 0}
-            places.append((batch.slots[part].tolist(), context, rows))
-        return places
+            found.append((batch.slots[part].tolist(), context, rows))
+        return found

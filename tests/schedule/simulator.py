@@ -23,7 +23,7 @@ from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
 from sightline.errors import PromptError
 from sightline.schedule.plan import plan_step
-from sightline.schedule.progress import admit, complete_step, finish
+from sightline.schedule.progress import admit, advance, finish, take_tokens
 from sightline.schedule.state import Limits, Schedule, Sequence, Status, Step
 from sightline.types import Request
 
@@ -80,6 +80,7 @@ class Watched:
 class Simulator:
     workload: Workload
     real_batches: bool = False
+    overlap: bool = False  # a step is planned and launched before the results of the one before it are read
     on_step: Callable[["Simulator", Step], None] | None = None
     schedule: Schedule = field(init=False)
     runner: FakeRunner = field(init=False)
@@ -90,6 +91,7 @@ class Simulator:
     refused: int = 0
     quiet_steps: int = 0  # since the last lasting event
     _numbers: int = 0
+    _launched: tuple[Step, dict[int, int]] | None = None
 
     def __post_init__(self) -> None:
         self.schedule = make_schedule(self.workload.limits, self.workload.memory)
@@ -159,24 +161,40 @@ class Simulator:
         before.check_order(self)
         self._note_starts()
         step = self._encode(step)
-        if not step.chunks:
-            complete_step(self.schedule, step, {})
-        elif step.number in self.workload.crashes:
-            complete_step(self.schedule, replace(step, chunks=()), {})
+        if step.number % 3 == 0:  # the device was fast
+            self._take_launched()
+            step = replace(step, chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING))
+        launched = None
+        if step.number in self.workload.crashes:
+            advance(self.schedule, replace(step, chunks=()))
             self.fail([chunk.sequence for chunk in step.chunks])
         else:
-            sampled = self.runner.compute(step.chunks, self.truths, self.indices)
-            complete_step(self.schedule, step, sampled)
-            for sequence in [chunk.sequence for chunk in step.chunks if chunk.samples]:
-                self.quiet_steps = 0
-                if len(sequence.output) == sequence.max_tokens or sequence.output[-1] == self.workload.end_token:
-                    finish(self.schedule, sequence)
+            if step.chunks:
+                launched = step, self.runner.compute(step.chunks, self.truths, self.indices)
+            advance(self.schedule, step)
+        self._take_launched()
+        self._launched = launched
+        if not self.overlap:
+            self._take_launched()
         self.schedule.check_integrity()
         self.quiet_steps += 1
         assert self.quiet_steps <= self.longest_quiet(), "steps pass and nothing lasting happens"
         if self.on_step is not None:
             self.on_step(self, step)
         return step
+
+    def _take_launched(self) -> None:
+        if self._launched is None:
+            return
+        step, sampled = self._launched
+        self._launched = None
+        take_tokens(self.schedule, step, sampled)
+        for sequence in [chunk.sequence for chunk in step.chunks if chunk.samples]:
+            self.quiet_steps = 0
+            if sequence.status is Status.FINISHED:
+                continue  # computed in vain: its end was not known when the step was planned
+            if len(sequence.output) == sequence.max_tokens or sequence.output[-1] == self.workload.end_token:
+                finish(self.schedule, sequence)
 
     def _encode(self, step: Step) -> Step:
         if not step.encodes:
@@ -198,7 +216,7 @@ class Simulator:
         arrivals = sorted(self.workload.arrivals, key=lambda arrival: arrival.at)
         aborts: dict[int, list[int]] = {}
         clock = 0
-        while arrivals or self.schedule.has_work:
+        while arrivals or self.schedule.has_work or self._launched is not None:
             while arrivals and arrivals[0].at <= clock:
                 arrival = arrivals.pop(0)
                 request_id = self.add(arrival)
@@ -209,7 +227,7 @@ class Simulator:
             if self.schedule.step in self.workload.flushes:
                 self.schedule.pages.clear()
                 self.schedule.embeddings.clear()
-            if self.schedule.has_work:
+            if self.schedule.has_work or self._launched is not None:
                 self.step()
             clock += 1
         self.check_end()
@@ -223,7 +241,7 @@ class Simulator:
         return max((len(s.request) + s.max_tokens for s in self._alive()), default=0)
 
     def longest_quiet(self) -> int:
-        return 2 * (len(self._alive()) + 1) * (self._longest() + 1)
+        return 2 * (len(self._alive()) + 1) * (self._longest() + 1) + 2 * self.overlap  # results are read a step later
 
     def starting_bound(self) -> int:
         """Steps within which a sequence that comes now starts, whatever comes later.

@@ -14,24 +14,30 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 BATCHES = 20
 
 
-@settings(max_examples=800, **QUIET)
-@given(workloads())
-def test_any_workload(workload: Workload) -> None:
-    Simulator(workload).run()
+late = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+
+
+@late
+@settings(max_examples=600, **QUIET)
+@given(workload=workloads())
+def test_any_workload(workload: Workload, overlap: bool) -> None:
+    Simulator(workload, overlap=overlap).run()
 
 
 @pytest.mark.slow
+@late
 @settings(max_examples=8000, **QUIET)
-@given(workloads())
-def test_any_workload_at_length(workload: Workload) -> None:
-    Simulator(workload).run()
+@given(workload=workloads())
+def test_any_workload_at_length(workload: Workload, overlap: bool) -> None:
+    Simulator(workload, overlap=overlap).run()
 
 
-@settings(max_examples=200, **QUIET)
-@given(workloads())
-def test_any_workload_through_real_batches(workload: Workload) -> None:
+@late
+@settings(max_examples=150, **QUIET)
+@given(workload=workloads())
+def test_any_workload_through_real_batches(workload: Workload, overlap: bool) -> None:
     """Red if make_forward_batch gives other slots, pages, tokens or rows than the plan means."""
-    Simulator(workload, real_batches=True).run()
+    Simulator(workload, real_batches=True, overlap=overlap).run()
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -49,7 +55,7 @@ def test_more_seeded_workloads(batch: int) -> None:
 def run_seeds(first: int, count: int) -> None:
     for seed in range(first, first + count):
         try:
-            Simulator(seeded_workload(seed)).run()
+            Simulator(seeded_workload(seed), overlap=seed % 2 == 1).run()
         except AssertionError as error:
             raise AssertionError(f"seeded_workload({seed}): {error}") from error
 

@@ -1,0 +1,19 @@
+"""Every test of an engine runs twice: each step read before the next, and steps launched before the last one is read."""
+
+import pytest
+
+from engine import harness
+
+BOTH_WAYS = {"test_equality", "test_lifecycle", "test_structured", "test_counting"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in BOTH_WAYS:
+        metafunc.fixturenames.append("overlap")
+        metafunc.parametrize("overlap", [False, True], ids=["in turn", "overlapped"], indirect=True)
+
+
+@pytest.fixture
+def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(harness, "OVERLAP", request.param)
+    return bool(request.param)
