@@ -6,6 +6,7 @@ import torch
 
 from sightline.config import Config
 from sightline.engine.engine import Engine
+from sightline.engine.warm_up import warm_up
 from sightline.errors import ConfigError
 from sightline.models.files import ModelFiles
 from sightline.models.load import dummy_model, load_model
@@ -23,7 +24,7 @@ def load_engine(config: Config, files: ModelFiles, progress: Progress | None = N
         model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, quantiser)
     else:
         model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, quantiser)
-    return Engine(
+    engine = Engine(
         model,
         files.processor,
         files.tokenizer,
@@ -32,6 +33,9 @@ def load_engine(config: Config, files: ModelFiles, progress: Progress | None = N
         chosen.seed,
         config.media.max_image_pixels,
     )
+    if config.engine.warm_up or (config.engine.warm_up is None and device.type == "cuda"):
+        warm_up(engine, files)
+    return engine
 
 
 def choose_device(name: str) -> torch.device:

@@ -16,7 +16,7 @@ from sightline.models.decoder import Decoder
 from sightline.models.inputs import ForwardBatch
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
-from sightline.run.sampler import SELECT_UP_TO, SamplingRow, make_generator, sample
+from sightline.run.sampler import SamplingRow, make_generator, sample
 from sightline.run.sampling_params import MAX_TOP_LOGPROBS, ResolvedSampling
 from sightline.vision.tower_batch import Grid, make_tower_batch
 
@@ -37,10 +37,10 @@ _EVERYTHING = ResolvedSampling(
     logprobs=True,
     top_logprobs=MAX_TOP_LOGPROBS,
 )
-# The three ways of drawing: sorted, selected, neither.
+# The three ways of drawing: from all tokens in order, from the best few, from all.
 _WAYS = (
     _EVERYTHING,
-    dataclasses.replace(_EVERYTHING, top_k=SELECT_UP_TO),
+    dataclasses.replace(_EVERYTHING, top_k=1000),
     dataclasses.replace(_EVERYTHING, top_p=1.0),
 )
 
