@@ -8,7 +8,20 @@ import torch
 
 from sightline.ops.external.compile_cache import keep_compiled
 
-_TRITON = ("rotary", "rows", "norms", "activations", "places", "position_grid", "pixels", "qkv", "paged_attention", "fp8")
+_TRITON = (
+    "rotary",
+    "rows",
+    "norms",
+    "sampling",
+    "ranked_draw",
+    "activations",
+    "places",
+    "position_grid",
+    "pixels",
+    "qkv",
+    "paged_attention",
+    "fp8",
+)
 
 
 @functools.cache

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.ops.twins import register_twins
 from sightline.run.sampler import SamplingRow, sample
 from sightline.run.sampling_params import ResolvedSampling, make_generator, resolve_sampling
 from sightline.types import SamplingParams
 
+register_twins()
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CHANCES = (0.5, 0.25, 0.15, 0.06, 0.04)
 LOGITS = torch.log(torch.tensor(CHANCES))

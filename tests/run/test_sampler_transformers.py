@@ -7,7 +7,8 @@ import torch
 
 import torchvision_on_cpu
 from run.sampling_rows import DEVICES, make_row
-from sightline.run.sampler import _adjusted, draw_settings, make_ladder, way_of
+from sightline.ops.sampling import ladder_by_id, ladder_by_score
+from sightline.run.sampler import Way, _adjusted, draw_settings, way_of
 
 VOCAB = 3000
 PROMPT, OUTPUT = [5, 17, 17, 2999], [0, 5, 1234]
@@ -53,7 +54,8 @@ def ours(logits: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
     rows = [make_row(values, PROMPT, OUTPUT, seed=place) for place in range(len(logits))]
     way = way_of(rows[0].sampling)
     assert way is not None
-    ladder = make_ladder(way, _adjusted(logits, rows), draw_settings(rows, VOCAB, logits.device))
+    make_ladder = ladder_by_id if way is Way.BY_ID else ladder_by_score
+    ladder = make_ladder(_adjusted(logits, rows), draw_settings(rows, VOCAB, logits.device))
     chances = ladder.running.diff(dim=1, prepend=torch.zeros_like(ladder.total))
     chances = chances.masked_fill(ladder.running > ladder.total, 0).double() / ladder.total
     if ladder.ids is None:
