@@ -37,7 +37,8 @@ from sightline.run.runner import choose_decode_threads
 from sightline.run.sampling_params import resolve_sampling
 from sightline.timing import StageClock
 from sightline.types import MediaItem, Message, Request, SamplingParams
-from sightline.vision.patches import cut, upload
+from sightline.vision.gpu_decode import Batch
+from sightline.vision.patches import cut_stills, upload
 from sightline.vision.tower_batch import make_tower_batch
 
 T = TypeVar("T")
@@ -149,6 +150,11 @@ class StageBench:
     def dtype(self) -> torch.dtype:
         return self.engine.runner.arena.rows.dtype
 
+    @property
+    def decoder(self) -> str:
+        gpu = self.engine.runner.gpu_decoder
+        return "Pillow on the CPU" if gpu is None else gpu.name
+
     def measure(self, shape: Shape) -> StageCost:
         messages = self._messages[shape.name]
         request = self._request(messages)
@@ -197,13 +203,13 @@ class StageBench:
         compact = self.config.engine.compact_patches
         spans = Spans(self.device)
         self._wait()
-        with spans.stage("decode"):
-            several = self._decoders.map if len(items) > 1 else map
-            pixels = list(several(decode_image, [item.ref for item in items]))
-        with spans.stage("upload"):
-            frames = [upload([one], self.device) for one in pixels]
+        decoded = self._decoded(items, spans)
         with spans.stage("resize_patchify"):
-            patches = [cut(one, item, image, self.dtype, compact) for one, item in zip(frames, items, strict=True)]
+            made: dict[int, torch.Tensor] = {}
+            for equal in decoded:
+                cut_all = cut_stills(equal.frames, items[equal.places[0]], image, self.dtype, compact)
+                made |= dict(zip(equal.places, cut_all, strict=True))
+            patches = [made[place] for place in range(len(items))]
         with spans.stage("rotary"):  # where patches stand
             batch = make_tower_batch(patches, [item.grid for item in items], vision.spec, self.device)
         with _parts_marked(vision, spans), spans.stage("blocks"):  # what is no part with a name of its own
@@ -214,6 +220,19 @@ class StageBench:
             if stage not in found and stage != "prefill" and (stage != "position_embed" or vision.position_table is not None):
                 raise RuntimeError(f"The tower has no {STAGES[stage]} where this benchmark looks for it.")
         return found
+
+    def _decoded(self, items: Sequence[MediaItem], spans: Spans) -> list[Batch]:
+        """Pixels on the device: those that the GPU decodes in batches, the others each by itself."""
+        gpu = self.engine.runner.gpu_decoder
+        jpegs = [place for place, item in enumerate(items) if gpu is not None and gpu.takes(item.ref)]
+        with spans.stage("decode"):
+            found = gpu.decode([items[place].ref for place in jpegs]) if gpu is not None and jpegs else []
+            batches = [Batch([jpegs[number] for number in batch.places], batch.frames) for batch in found]
+            others = sorted(set(range(len(items))) - {place for batch in batches for place in batch.places})
+            several = self._decoders.map if len(others) > 1 else map
+            pixels = list(several(decode_image, [items[place].ref for place in others]))
+        with spans.stage("upload"):
+            return batches + [Batch([place], upload([one], self.device)) for place, one in zip(others, pixels, strict=True)]
 
     def _ask(self, messages: Sequence[Message]) -> tuple[float, Mapping[str, float]]:
         """Milliseconds from messages to first token, with nothing cached, and what the engine noted."""

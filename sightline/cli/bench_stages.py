@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     bench = StageBench(config_from_flags(arguments), shapes, arguments.repeats, rates)
     costs = []
     try:
-        print("before: torch definitions; after: twins; medians", flush=True)
+        print(f"before: torch definitions; after: twins; medians; JPEGs decoded by {bench.decoder}", flush=True)
         for shape in shapes:
             costs.append(bench.measure(shape))
             print(f"\n{table(costs[-1])}", flush=True)
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     about = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
     spec = bench.files.spec
     model = f"{spec.family}, {spec.vision.depth} + {spec.text.num_layers} layers, {str(bench.dtype).removeprefix('torch.')}"
+    model += f", JPEGs decoded by {bench.decoder}"
     if arguments.json is not None:
         keep(arguments.json, as_json(costs, rates, command(), about, model))
     if arguments.plot is not None:
