@@ -119,7 +119,9 @@ class Fp8Summary:
         counts = {"language model": self.language, "tower": self.tower}
         parts = [f"{count} of the {part}'s" for part, count in counts.items() if count]
         left = f", {self.left} left as they are" if self.left else ""
-        return f"fp8: {' and '.join(parts)} linear layers{left}, {self.saved_bytes / 1024**3:.2f} GiB saved"
+        saved = self.saved_bytes / 1024**2
+        amount = f"{saved / 1024:.2f} GiB" if saved >= 1024 else f"{saved:.1f} MiB"
+        return f"fp8: {' and '.join(parts)} linear layers{left}, {amount} saved"
 
 
 def summarise(model: VisionLanguageModel) -> Fp8Summary:

@@ -59,8 +59,8 @@ def _linear_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         yield {"x": make.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": make.normal(out)}
 
 
-# A matrix unit adds products of 8-bit floats with about 14 bits, not in float32.
-_TOLERANCES = {torch.float32: Tolerance(1e-4, 1e-4), torch.bfloat16: Tolerance(2e-2, 2e-2)}
+# Hopper's matrix units add products of 8-bit floats with about 14 bits: some percent of a sum over 4,096.
+_TOLERANCES = {torch.float32: Tolerance(1e-4, 1e-4), torch.bfloat16: Tolerance(5e-2, 2e-2)}
 
 
 @op(examples=_linear_examples, tolerances=_TOLERANCES)

@@ -48,7 +48,7 @@ def quantise_rows_triton(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
     return values, scales
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _block_product(
     x, x_scale, weight, weight_scale, bias, out, rows, width, size,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
