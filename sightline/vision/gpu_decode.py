@@ -41,6 +41,8 @@ class Batch:
 class GpuDecoder:
     def __init__(self, library: JpegLibrary, device: torch.device) -> None:
         self._library, self._device = library, device
+        # The library's launches wait for what is queued before them. In a queue of their own that is nothing.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._taken: OrderedDict[bytes, bool] = OrderedDict()  # by digest
         self.failed = 0  # files that the library could not decode
 
@@ -60,7 +62,21 @@ class GpuDecoder:
         return known
 
     def decode(self, refs: Sequence[MediaRef]) -> list[Batch]:
-        """Files that it takes, in one call of the library. Those in no batch could not be decoded."""
+        """Files that it takes, in one call of the library. Those in no batch could not be decoded.
+
+        Runs beside what the device is at; the frames are there for what the caller's stream is given next.
+        """
+        if self._stream is None:
+            return self._decode(refs)
+        with torch.cuda.stream(self._stream):
+            batches = self._decode(refs)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for batch in batches:
+            batch.frames.record_stream(current)  # its memory belongs to the other stream
+        return batches
+
+    def _decode(self, refs: Sequence[MediaRef]) -> list[Batch]:
         shelves: dict[tuple[int, int, int], list[int]] = {}  # by stored height, stored width, orientation
         for place, ref in enumerate(refs):
             shelves.setdefault(_stored(ref), []).append(place)

@@ -78,8 +78,7 @@ def make_patches_of_jpegs(
 ) -> list[torch.Tensor | None]:
     """As make_patches, of stills that the decoder takes, together. None where it could not decode one: that is for the CPU.
 
-    Nothing here waits for the device, so the stages of `clock` are what the host did: entropy decoding in the library and
-    launches.
+    Nothing but the library waits for the device, so the stages of `clock` are what the host did: entropy decoding and launches.
     """
     clock = clock or StageClock()
     made: list[torch.Tensor | None] = [None] * len(items)
