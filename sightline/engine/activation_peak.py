@@ -7,6 +7,7 @@ patches, and clips of more patches than the tower takes at once. docs/memory.md 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -14,12 +15,15 @@ from sightline.config import EngineConfig
 from sightline.engine.rehearsal import rehearse_language, rehearse_sampling, rehearse_tower
 from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
+from sightline.run.runner import choose_decode_threads
 from sightline.spec import ProcessorSpec
 from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
 
 # Copies of pixels at a time: as decoded, after the first pass of the resize (or a decoder's scratch), resized.
 _PIXEL_COPIES = 3
 CLIP_GROUP_BYTES = 256 * 1024**2  # vision/patches.py uploads the frames of a clip in groups of this size
+# Of a JPEG that the GPU decodes, as vision/gpu_decode.py says.
+DECODER_PIXELS, DECODER_BYTES_PER_PIXEL = 16_000_000, 10
 _ID_BYTES = 8  # of a token id that a penalty has seen
 _GRAPH_BYTES = 8 * 1024**2  # what the driver keeps of a recorded graph, beside the memory its kernels work in
 
@@ -114,7 +118,7 @@ def measure_peaks(
         language=step,
         sampling=sampling,
         tower=encode + _long_clips(model, largest_item(processor, most_rows) - at_once),
-        pixels=pixel_bytes(processor, config.max_patches_per_step, max_image_pixels),
+        pixels=pixel_bytes(processor, config.max_patches_per_step, max_image_pixels) + decoder_bytes(config, max_image_pixels),
         graphs=kept,
     )
 
@@ -135,6 +139,17 @@ def pixel_bytes(processor: ProcessorSpec, patches_per_step: int, max_image_pixel
     most = max(1, patches_per_step // max(1, image.max_pixels // image.patch_size**2))
     source = max(3 * max_image_pixels * processor.video.temporal_patch_size, CLIP_GROUP_BYTES)
     return most * source * _PIXEL_COPIES
+
+
+def decoder_bytes(config: EngineConfig, max_image_pixels: int) -> int:
+    """What a library that decodes JPEGs on the GPU keeps there for itself, of the largest that it is given, in each thread."""
+    used = config.image_decoder == "gpu" or (config.image_decoder == "auto" and _is_installed("nvidia", "nvimgcodec"))
+    threads = choose_decode_threads(config.decode_threads)
+    return used * threads * DECODER_BYTES_PER_PIXEL * min(DECODER_PIXELS, max_image_pixels)
+
+
+def _is_installed(package: str, module: str) -> bool:
+    return find_spec(package) is not None and find_spec(f"{package}.{module}") is not None
 
 
 @contextmanager

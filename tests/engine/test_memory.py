@@ -11,11 +11,20 @@ import torch
 from conftest import FAMILIES
 from engine.harness import driver, loaded, request_of, small_picture
 from sightline.config import EngineConfig
-from sightline.engine.activation_peak import CLIP_GROUP_BYTES, Peaks, largest_frame, largest_item, pixel_bytes
+from sightline.engine.activation_peak import (
+    CLIP_GROUP_BYTES,
+    DECODER_PIXELS,
+    Peaks,
+    decoder_bytes,
+    largest_frame,
+    largest_item,
+    pixel_bytes,
+)
 from sightline.engine.memory import MARGIN_BYTES, DeviceMemory, MemoryPlan, plan_on_cpu, plan_on_gpu
 from sightline.engine.out_of_memory import recover
 from sightline.engine.rehearsal import chunk_lengths, rehearse_language, rehearse_sampling, rehearse_tower, square_grid
 from sightline.errors import ConfigError, OutOfMemoryError
+from sightline.vision import gpu_decode
 from sightline.vision import patches as patches_module
 
 GB = 1024**3
@@ -183,6 +192,16 @@ def test_smaller_images_mean_more_sources_per_step(tiny_checkpoints: dict[str, P
     assert of(1_048_576) == 16 * of(16_777_216)
     assert pixel_bytes(processor, 1, 1) == 3 * CLIP_GROUP_BYTES
     assert patches_module._GROUP_BYTES == CLIP_GROUP_BYTES
+
+
+def test_a_decoder_on_the_gpu_keeps_room_of_its_own() -> None:
+    def of(**settings: Any) -> int:
+        return decoder_bytes(EngineConfig(decode_threads=4, **settings), max_image_pixels=150_000_000)
+
+    assert of(image_decoder="cpu") == 0
+    assert of(image_decoder="gpu") == 4 * 10 * 16_000_000
+    assert decoder_bytes(EngineConfig(decode_threads=1, image_decoder="gpu"), max_image_pixels=1000) == 10_000
+    assert gpu_decode._MOST_PIXELS == DECODER_PIXELS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
