@@ -26,6 +26,7 @@ from sightline.media.decode import decode_image
 from sightline.media.item import make_image_item
 from sightline.media.source import load_image
 from sightline.ops.twins import register_twins
+from sightline.run.runner import choose_decode_threads
 from sightline.spec import ImageSpec, ProcessorSpec, VideoSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem, MediaRef
@@ -122,10 +123,11 @@ class CannotDecode(Exception):
 
 
 class PixelBench:
-    def __init__(self, device: torch.device, dtype: torch.dtype, threads: int, spec: ImageSpec, repeats: int) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, spec: ImageSpec, repeats: int) -> None:
         if repeats < 1:
             raise ConfigError(f"--repeats is {repeats}, but must be at least 1.")
         register_twins()
+        threads = choose_decode_threads(None)
         self.device, self.dtype, self.spec, self.repeats = device, dtype, spec, repeats
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self.libraries, self.missing = open_decoders(device, threads)

@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> None:
     from sightline.engine.load import choose_device, choose_dtype
     from sightline.errors import ConfigError
     from sightline.models.files import read_model_files
-    from sightline.run.runner import choose_decode_threads
 
     for count in arguments.images:
         if count < 1:
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     dtype = choose_dtype(config.model.dtype, "bfloat16", device)
     sizes = {name.lower(): parse_resolution(name) for name in arguments.sizes}
     photos = photographs(arguments.photos) if arguments.photos is not None else []
-    bench = PixelBench(device, dtype, choose_decode_threads(config.engine.decode_threads), spec, arguments.repeats)
+    bench = PixelBench(device, dtype, spec, arguments.repeats)
     try:
         for name, reason in bench.missing.items():
             print(f"{name} is not there: {reason}")

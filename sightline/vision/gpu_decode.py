@@ -41,8 +41,7 @@ class Batch:
 class GpuDecoder:
     def __init__(self, library: JpegLibrary, device: torch.device) -> None:
         self._library, self._device = library, device
-        # The library's launches wait for what is queued before them. In a queue of their own that is nothing.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None  # made when it is first needed
         self._taken: OrderedDict[bytes, bool] = OrderedDict()  # by digest
         self.failed = 0  # files that the library could not decode
 
@@ -66,8 +65,10 @@ class GpuDecoder:
 
         Runs beside what the device is at; the frames are there for what the caller's stream is given next.
         """
-        if self._stream is None:
+        if self._device.type != "cuda":
             return self._decode(refs)
+        # The library's launches wait for what is queued before them. In a queue of their own that is nothing.
+        self._stream = self._stream or torch.cuda.Stream(self._device)
         with torch.cuda.stream(self._stream):
             batches = self._decode(refs)
         current = torch.cuda.current_stream(self._device)

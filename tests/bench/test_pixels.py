@@ -67,7 +67,7 @@ def test_files(content: str) -> None:
 
 # Red if errors are of something else than the difference of pixels.
 def test_errors_are_those_of_the_pixels(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = PixelBench(CPU, torch.float32, 2, pixels.QWEN3_IMAGES, repeats=1)
+    bench = PixelBench(CPU, torch.float32, pixels.QWEN3_IMAGES, repeats=1)
     try:
         refs = error_files("photo", 64, 48, 90, "4:2:0")
         exact = bench.error("photo", "4:2:0", refs, "nvimgcodec")
