@@ -71,7 +71,10 @@ class NvImageCodec:
 
     def _run(self, streams: list[Any], images: list[Any], stream: int) -> list[Any]:
         with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
-            return list(self._decoder.decode(streams, images=images, params=self._params, cuda_stream=stream))
+            try:
+                return list(self._decoder.decode(streams, images=images, params=self._params, cuda_stream=stream))
+            except (RuntimeError, ValueError):  # it says None of single files; what it raises is about the call
+                return [None] * len(streams)
 
     def close(self) -> None:
         if self._decoder is not None:
