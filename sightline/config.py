@@ -142,8 +142,13 @@ class EngineConfig:
         "Where JPEGs are decoded; 'auto' is the GPU if nvidia-nvimgcodec is there, whose pixels are those of the CPU but for "
         "rounding. Other formats are decoded on the CPU.",
     )
-    tower_graphs: bool = setting(
-        False, "Whether the vision tower runs as CUDA graphs on batches they pay for; needs a GPU and flash-attn-4."
+    tower_graphs: bool | None = setting(
+        None,
+        "Whether the vision tower runs as CUDA graphs on batches they pay for; by default where they are possible: on a GPU "
+        "with flash-attn-4.",
+    )
+    step_graphs: bool | None = setting(
+        None, "Whether decoding and small chunks of prompts run as CUDA graphs; by default where they are possible, as above."
     )
     overlap: bool | None = setting(
         None, "Whether a step is prepared and launched while the one before it still computes; by default on a GPU."

@@ -21,7 +21,7 @@ import torch
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
-from sightline.run.batch import make_forward_batch
+from sightline.run.batch import pack_batch
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import admit, complete_step, finish
 from sightline.schedule.state import Limits, Schedule, Sequence
@@ -40,7 +40,7 @@ class Timings:
 
     plan: list[float] = field(default_factory=list)
     complete: list[float] = field(default_factory=list)
-    batch: list[float] = field(default_factory=list)  # make_forward_batch, which also makes torch tensors
+    batch: list[float] = field(default_factory=list)  # pack_batch, and its torch tensors
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _run_step(schedule: Schedule, timings: Timings, batches: bool) -> None:
     step = plan_step(schedule)
     planned = time.perf_counter()
     if batches:
-        make_forward_batch(step.chunks, schedule.embeddings, torch.empty(0), torch.device("cpu"))
+        pack_batch(step.chunks, schedule.embeddings).on(torch.device("cpu"), torch.empty(0))
     sampled = {chunk.sequence.id: 7 for chunk in step.chunks if chunk.samples}
     packed = time.perf_counter()
     complete_step(schedule, step, sampled)

@@ -16,6 +16,7 @@ from sightline.engine.rehearsal import rehearse_language, rehearse_sampling, reh
 from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
 from sightline.run.runner import choose_decode_threads
+from sightline.run.step_graphs import buckets
 from sightline.spec import ProcessorSpec
 from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
 
@@ -38,12 +39,16 @@ class GraphSizes:
     tower_graphs: int = 0
 
 
-def graph_sizes(config: EngineConfig) -> GraphSizes:
-    """What an engine with these settings records."""
-    if not config.tower_graphs:
-        return GraphSizes()
-    # Recorded when first needed, so not all of them will be.
-    return GraphSizes(tower_patches=MOST_PATCHES, tower_graphs=len(patch_buckets(MOST_PATCHES)) * len(SEGMENTS))
+def graph_sizes(config: EngineConfig, tower: bool, steps: bool) -> GraphSizes:
+    """What an engine with these settings records, if it records its tower and its steps."""
+    recorded = buckets(config.max_num_seqs, config.max_num_batched_tokens) if steps else []
+    return GraphSizes(
+        step_tokens=recorded[0].tokens if recorded else 0,
+        step_graphs=len(recorded),
+        tower_patches=MOST_PATCHES if tower else 0,
+        # Recorded when first needed, so not all of them will be.
+        tower_graphs=len(patch_buckets(MOST_PATCHES)) * len(SEGMENTS) if tower else 0,
+    )
 
 
 @dataclass(frozen=True)

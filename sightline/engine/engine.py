@@ -18,8 +18,9 @@ from sightline.engine.memory import BLOCK_ROWS, plan_memory
 from sightline.engine.out_of_memory import recover
 from sightline.errors import ConfigError, PromptError, UserError
 from sightline.grammar.compile import Grammar
+from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
-from sightline.models.tower import VisionTower
+from sightline.ops.capture import capture_cuda_graphs
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
 from sightline.run.kv_cache import allocate_pages
@@ -27,6 +28,7 @@ from sightline.run.readout import Readout
 from sightline.run.runner import Encoded, Runner, choose_decode_threads
 from sightline.run.sampler import Sampled, SamplingRow, make_generator
 from sightline.run.sampling_params import ResolvedSampling
+from sightline.run.step_graphs import StepGraphs, step_graphs_are_possible
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import admit, advance, finish, take_tokens
 from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
@@ -37,7 +39,7 @@ from sightline.timing import StageClock
 from sightline.types import Completion, MediaItem, Request, TokenLogprob
 from sightline.vision.arena import EmbeddingArena
 from sightline.vision.gpu_decode import choose_gpu_decoder
-from sightline.vision.graphs import TowerGraphs, capture_cuda_graphs, graphs_are_possible
+from sightline.vision.graphs import TowerGraphs, graphs_are_possible
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ class Engine:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_model_len, self.default_seed = max_model_len, default_seed
         self.weights_epoch = 0  # raise it when weights change: nothing computed with the old ones is found again
-        self.memory = plan_memory(config, model, processor, max_model_len, max_image_pixels, graph_sizes(config))
+        tower_recorded = _graphs_on("tower_graphs", config.tower_graphs, graphs_are_possible(model.vision))
+        steps_recorded = _graphs_on("step_graphs", config.step_graphs, step_graphs_are_possible(model, config.page_size))
+        graphs = graph_sizes(config, tower_recorded, steps_recorded)
+        self.memory = plan_memory(config, model, processor, max_model_len, max_image_pixels, graphs)
         memory = self.memory
         self.schedule = Schedule(
             limits=Limits(
@@ -105,15 +110,18 @@ class Engine:
             embeddings=EmbeddingCache(memory.blocks, BLOCK_ROWS, memory.row_bytes, memory.host_bytes),
         )
         threads = choose_decode_threads(config.decode_threads)
+        caches = allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype)
+        arena = EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype)
         self.runner = Runner(
             model,
             processor,
-            allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype),
-            EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype),
+            caches,
+            arena,
             self.schedule.embeddings,
             threads,
             compact_patches=config.compact_patches,
-            tower_graphs=_tower_graphs(model.vision, config),
+            tower_graphs=TowerGraphs(model.vision, capture_cuda_graphs(weight.device)) if tower_recorded else None,
+            step_graphs=self._step_graphs(caches, arena) if steps_recorded else None,
             gpu_decoder=choose_gpu_decoder(config.image_decoder, weight.device, threads),
             most_patches=config.max_patches_per_step,
         )
@@ -125,6 +133,10 @@ class Engine:
         self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # of steps that sampled nothing, and of the next one
         self._launched: Launched | None = None
         self._overlap = weight.is_cuda if config.overlap is None else config.overlap
+
+    def _step_graphs(self, caches: list[LayerCache], arena: EmbeddingArena) -> StepGraphs:
+        limits, capture = self.schedule.limits, capture_cuda_graphs(arena.rows.device)
+        return StepGraphs(self.model, caches, arena.rows, capture, limits.max_sequences, limits.max_tokens, self.max_model_len)
 
     @property
     def has_work(self) -> bool:
@@ -424,9 +436,7 @@ def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled) -> dic
     return found
 
 
-def _tower_graphs(tower: VisionTower, config: EngineConfig) -> TowerGraphs | None:
-    if not config.tower_graphs:
-        return None
-    if not graphs_are_possible(tower):
-        raise ConfigError("tower_graphs is on, but the tower's attention here is not flash-attn-4 on a GPU, which graphs need.")
-    return TowerGraphs(tower, capture_cuda_graphs(tower.patch_embed.weight.device))
+def _graphs_on(name: str, wanted: bool | None, possible: bool) -> bool:
+    if wanted and not possible:
+        raise ConfigError(f"{name} is on, but attention here is not flash-attn-4 on a GPU, which graphs need.")
+    return possible if wanted is None else wanted

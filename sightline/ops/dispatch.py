@@ -88,11 +88,18 @@ class Op(Generic[P, R]):
                     return twin.run(*args, **kwargs)
         return self.definition(*args, **kwargs)
 
-    def twin(self, name: str, when: Callable[P, bool], recordable: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorator: registers a faster function under `name`, used when `when(...)` holds."""
+    def twin(
+        self, name: str, when: Callable[P, bool], recordable: bool = False, before: str | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorator: registers a faster function under `name`, used when `when(...)` holds and no twin in front of it does.
+
+        It goes behind the twins that are there, or in front of the one named.
+        """
 
         def register(run: Callable[P, R]) -> Callable[P, R]:
-            self.twins.append(Twin(name, run, when, recordable))
+            names = [twin.name for twin in self.twins]
+            place = names.index(before) if before in names else len(names)
+            self.twins.insert(place, Twin(name, run, when, recordable))
             return run
 
         return register

@@ -1,9 +1,9 @@
-"""Chunks of a step to the ForwardBatch the model reads. Built on the host with numpy, each tensor sent in one copy."""
+"""Chunks of a step to the ForwardBatch the model reads. Built on the host with numpy, then sent to the device."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +17,43 @@ from sightline.vision.transfer import send
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-def make_forward_batch(
-    chunks: Seq[Chunk],
-    embeddings: EmbeddingCache,
-    vision_rows: torch.Tensor,
-    device: torch.device,
-    in_flight: Mapping[int, int] = _NONE,
-) -> ForwardBatch:
+@dataclass(frozen=True)
+class PackedBatch:
+    """A ForwardBatch on the host; fields as there."""
+
+    token_ids: NDArray[np.int64]  # tokens in flight are places among those sampled last, counted down from -1
+    positions: NDArray[np.int32]
+    slots: NDArray[np.int64]
+    page_table: NDArray[np.int32]
+    query_starts: NDArray[np.int32]
+    context_lengths: NDArray[np.int32]
+    query_lengths_host: tuple[int, ...]
+    context_lengths_host: tuple[int, ...]
+    row_index: NDArray[np.int64]
+    has_rows: bool
+    logit_index: NDArray[np.int64]
+
+    def on(self, device: torch.device, vision_rows: torch.Tensor) -> ForwardBatch:
+        return ForwardBatch(
+            token_ids=send(self.token_ids, device),
+            positions=send(self.positions, device),
+            slots=send(self.slots, device),
+            page_table=send(self.page_table, device),
+            query_starts=send(self.query_starts, device),
+            context_lengths=send(self.context_lengths, device),
+            query_lengths_host=self.query_lengths_host,
+            context_lengths_host=self.context_lengths_host,
+            vision_rows=vision_rows if self.has_rows else None,
+            row_index=send(self.row_index, device) if self.has_rows else None,
+            logit_index=send(self.logit_index, device),
+        )
+
+
+def pack_batch(chunks: Seq[Chunk], embeddings: EmbeddingCache, in_flight: Mapping[int, int] = _NONE) -> PackedBatch:
     """Sequences stand in the order of the chunks; logits are wanted for the last token of each chunk that samples.
 
     `in_flight` says where the newest token of a sequence (by id) stands among those that the device has sampled last, if the
-    host does not know it yet. Its id is given as that place, counted down from -1.
+    host does not know it yet.
     """
     counts = [chunk.count for chunk in chunks]
     starts = np.concatenate(([0], np.cumsum(counts)))
@@ -52,23 +78,19 @@ def make_forward_batch(
         at = starts[decoding]
         newest = [_newest(chunks[number], in_flight) for number in decoding]
         token_ids[at], positions[:, at], slots[at] = np.array(newest, np.int64).T
-
-    def to_device(array: NDArray[Any]) -> torch.Tensor:
-        return send(array, device)
-
     sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
-    return ForwardBatch(
-        token_ids=to_device(token_ids),
-        positions=to_device(positions),
-        slots=to_device(slots),
-        page_table=to_device(_page_table(chunks, contexts)),
-        query_starts=to_device(starts.astype(np.int32)),
-        context_lengths=to_device(np.array(contexts, np.int32)),
+    return PackedBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        page_table=_page_table(chunks, contexts),
+        query_starts=starts.astype(np.int32),
+        context_lengths=np.array(contexts, np.int32),
         query_lengths_host=tuple(counts),
         context_lengths_host=tuple(contexts),
-        vision_rows=vision_rows if any_rows else None,
-        row_index=to_device(row_index) if any_rows else None,
-        logit_index=to_device(starts[1:][sampling] - 1),
+        row_index=row_index,
+        has_rows=any_rows,
+        logit_index=starts[1:][sampling] - 1,
     )
 
 

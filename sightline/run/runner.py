@@ -14,10 +14,11 @@ from sightline.config import EngineConfig
 from sightline.errors import ConfigError, MediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
-from sightline.run.batch import known_tokens, make_forward_batch
+from sightline.run.batch import PackedBatch, known_tokens, pack_batch
 from sightline.run.device_timer import DeviceTimer
 from sightline.run.readout import Readout
 from sightline.run.sampler import SamplingRow, sample
+from sightline.run.step_graphs import StepGraphs
 from sightline.schedule.state import Chunk, Encode
 from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
@@ -75,6 +76,7 @@ class Runner:
         decode_threads: int,
         compact_patches: bool = True,
         tower_graphs: TowerGraphs | None = None,
+        step_graphs: StepGraphs | None = None,
         gpu_decoder: GpuDecoder | None = None,
         most_patches: int = EngineConfig.max_patches_per_step,
     ) -> None:
@@ -83,6 +85,7 @@ class Runner:
         self.device, self._most_patches = arena.rows.device, most_patches
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        self.step_graphs = step_graphs
         self._sampled: torch.Tensor | None = None  # tokens of the last step, on the device
         self._places: dict[int, int] = {}  # where each sequence's stands among them, by id
         self.gpu_decoder = gpu_decoder
@@ -155,20 +158,34 @@ class Runner:
 
         Tokens that the step before sampled and that nobody has read yet are taken on the device.
         """
-        batch = make_forward_batch(chunks, self.embeddings, self.arena.rows, self.device, self._places)
-        if self._sampled is not None:
-            batch = replace(batch, token_ids=known_tokens(batch.token_ids, self._sampled))
+        batch = pack_batch(chunks, self.embeddings, self._places)
         self.counts.steps += 1
-        self.counts.tokens += sum(chunk.count for chunk in chunks)
-        logits = self.model(batch, self.caches)
-        assert isinstance(logits, torch.Tensor)
-        self._sampled, self._places = None, {}
+        self.counts.tokens += len(batch.token_ids)
+        logits = self.step_graphs.run(batch) if self.step_graphs is not None else None
+        if logits is None:
+            logits = self._run_model(batch)
+        self._places = {}
         if not rows:
             return None
         sampled = sample(logits, rows)
-        self._sampled = sampled.token_ids
+        self._keep(sampled.token_ids)
         self._places = {chunk.sequence.id: place for place, chunk in enumerate(c for c in chunks if c.samples)}
         return Readout(sampled)
+
+    def _run_model(self, batch: PackedBatch) -> torch.Tensor:
+        on_device = batch.on(self.device, self.arena.rows)
+        if self._sampled is not None and self._places:
+            on_device = replace(on_device, token_ids=known_tokens(on_device.token_ids, self._sampled))
+        logits: torch.Tensor = self.model(on_device, self.caches)
+        return logits
+
+    def _keep(self, token_ids: torch.Tensor) -> None:
+        """For the next step; where graphs look for them, if there are graphs."""
+        if self.step_graphs is None:
+            self._sampled = token_ids
+        else:
+            self._sampled = self.step_graphs.sampled
+            self._sampled[: len(token_ids)].copy_(token_ids)
 
     def close(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)

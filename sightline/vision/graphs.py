@@ -10,7 +10,6 @@ The result is copied before it is handed out, so a later replay cannot change it
 runs at a time. Larger batches than the largest bucket gain nothing from a graph and run without.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +17,8 @@ import torch
 from sightline.models.inputs import TowerBatch, WindowLayout
 from sightline.models.tower import TowerBlock, VisionTower
 from sightline.ops.attention import segment_attention
+from sightline.ops.capture import Capture, Replay
 from sightline.ops.dispatch import twins_are_on
-
-Replay = Callable[[], None]
-Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  # -> how to run it again, where its result is
 
 SEGMENTS = (1, 4, 16, 64)  # empty segments cost a little each, so a lone image does not carry sixty-three of them
 MOST_PATCHES = 8192  # of the largest bucket
@@ -144,22 +141,3 @@ def _fill_starts(buffer: torch.Tensor, starts: torch.Tensor, end: int) -> None:
     """The batch's own, then empty segments."""
     buffer[: len(starts)].copy_(starts)
     buffer[len(starts) :].fill_(end)
-
-
-def capture_cuda_graphs(device: torch.device) -> Capture:
-    """Records on a stream of its own, into a pool that all graphs share. What is compiled at first use is compiled before."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                run()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            out = run()
-        return graph.replay, out
-
-    return capture

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.run.batch import known_tokens, make_forward_batch
+from sightline.run.batch import known_tokens, pack_batch
 from sightline.schedule.state import Chunk, Encode, Sequence
 
 VOCABULARY = 12
@@ -84,7 +84,7 @@ class FakeRunner:
     def __init__(self, memory: Memory, embeddings: EmbeddingCache, real_batches: bool) -> None:
         self.page_size = memory.page_size
         self.embeddings = embeddings
-        self.real_batches = real_batches  # slots, pages and rows from make_forward_batch instead of from here
+        self.real_batches = real_batches  # slots, pages and rows from pack_batch instead of from here
         self.kv: list[int | None] = [None] * ((memory.pages + 1) * memory.page_size)
         self.arena: list[tuple[bytes, int] | None] = [None] * (memory.blocks * memory.block_rows)
         self.block_rows = memory.block_rows
@@ -170,7 +170,7 @@ class FakeRunner:
 
     def _real_places(self, chunks: tuple[Chunk, ...]) -> list[tuple[list[int], list[int], dict[int, int]]]:
         places = {sequence: place for place, sequence in enumerate(self.sampled)}
-        batch = make_forward_batch(chunks, self.embeddings, torch.zeros(1), torch.device("cpu"), places)
+        batch = pack_batch(chunks, self.embeddings, places).on(torch.device("cpu"), torch.zeros(1))
         token_ids = known_tokens(batch.token_ids, torch.tensor([*self.sampled.values(), 0]))
         starts, size = batch.query_starts.tolist(), self.page_size
         found = []

@@ -36,7 +36,7 @@ def test_any_workload_at_length(workload: Workload, overlap: bool) -> None:
 @settings(max_examples=150, **QUIET)
 @given(workload=workloads())
 def test_any_workload_through_real_batches(workload: Workload, overlap: bool) -> None:
-    """Red if make_forward_batch gives other slots, pages, tokens or rows than the plan means."""
+    """Red if pack_batch gives other slots, pages, tokens or rows than the plan means."""
     Simulator(workload, real_batches=True, overlap=overlap).run()
 
 

@@ -17,8 +17,9 @@ from sightline.models.families import read_model_spec
 from sightline.models.load import load_model
 from sightline.models.tower import VisionTower
 from sightline.ops.attention import segment_attention
+from sightline.ops.capture import capture_cuda_graphs
 from sightline.ops.dispatch import Twin, definitions_only
-from sightline.vision.graphs import SEGMENTS, TowerGraphs, capture_cuda_graphs, patch_buckets
+from sightline.vision.graphs import SEGMENTS, TowerGraphs, patch_buckets
 from sightline.vision.tower_batch import Grid, make_tower_batch
 
 FAMILIES = ["qwen3-vl", "qwen2.5-vl", "glm-4.1v"]

@@ -1,11 +1,12 @@
-"""Attention of the tower through flash-attn-4, whose kernels are compiled when a head size is first seen (some seconds)."""
+"""Attention through flash-attn-4, whose kernels are compiled when a head size is first seen (some seconds)."""
 
 from typing import Any
 
 import torch
 from flash_attn.cute import flash_attn_varlen_func
 
-from sightline.ops.attention import segment_attention
+from sightline.ops.attention import paged_attention, segment_attention
+from sightline.ops.triton.paged_attention import MIXED
 
 
 def _takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> bool:
@@ -34,6 +35,38 @@ def segment_attention_fa4(
         max_seqlen_q=longest,
         max_seqlen_k=longest,
         softmax_scale=scale,
+    )
+    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return out
+
+
+def _takes_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: Any, **__: Any) -> bool:
+    contiguous = q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[2] in (64, 128, 256) and contiguous
+
+
+# One query per sequence is left to the kernel that splits the keys. Contexts and pages come from the device.
+@paged_attention.twin("flash-attn-4", when=_takes_pages, recordable=True, before=MIXED)
+def paged_attention_fa4(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    found = flash_attn_varlen_func(
+        q,
+        k_cache,
+        v_cache,
+        cu_seqlens_q=query_starts,
+        max_seqlen_q=max(query_lengths_host),
+        max_seqlen_k=max(context_lengths_host),
+        seqused_k=context_lengths,
+        page_table=page_table,
+        causal=True,
     )
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out

@@ -16,6 +16,7 @@ from sightline.ops.triton import next_power_of_2, runs_here
 
 _KEYS = 64  # keys that a program takes at once
 _ROWS = 16  # rows of the smallest matrix product
+MIXED = "triton decode and definition"
 _PROGRAMS = 264  # about two per multiprocessor of the largest GPUs
 
 
@@ -98,7 +99,38 @@ def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> 
     return runs_here(q) and size in (64, 128, 256) and group <= _ROWS and q.is_contiguous()
 
 
-@paged_attention.twin("triton decode", when=_takes)
+def _takes_decoding(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> bool:
+    return len(query_lengths_host) == q.shape[0] and _takes(q, k_cache)
+
+
+# Contexts come from the device; those of the host only decide into how many parts the keys are split.
+@paged_attention.twin("triton decode", when=_takes_decoding, recordable=True)
+def decode_triton(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    """One query of each sequence."""
+    out = torch.empty_like(q)
+    _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, max(context_lengths_host))
+    return out
+
+
+@paged_attention.twin(MIXED, when=_takes)
 def paged_attention_triton(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -110,25 +142,39 @@ def paged_attention_triton(
     context_lengths_host: tuple[int, ...],
 ) -> torch.Tensor:
     """Sequences with one query by the kernel, all others by the definition."""
-    _, heads, head_dim = q.shape
-    page_size, kv_heads = k_cache.shape[1:3]
-    sequences = len(query_lengths_host)
-    assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     out = torch.empty_like(q)
     decoding = [context for queries, context in zip(query_lengths_host, context_lengths_host, strict=True) if queries == 1]
     if decoding:
-        parts = _parts(sequences * kv_heads, max(decoding))
-        maxima = torch.empty(sequences, heads, parts, dtype=torch.float32, device=q.device)
-        sums, partial = torch.empty_like(maxima), maxima.new_empty(sequences, heads, parts, head_dim)
-        _decode_part[(sequences, kv_heads, parts)](
-            q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, head_dim**-0.5,
-            page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, _KEYS,
-            "ieee" if q.dtype == torch.float32 else "tf32",
-        )  # fmt: skip
-        _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, next_power_of_2(parts))
-    if len(decoding) < sequences:
+        _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, max(decoding))
+    if len(decoding) < len(query_lengths_host):
         attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host, skip_single=True)
     return out
+
+
+def _decode(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    longest: int,
+) -> None:
+    """Fills the rows of sequences that have one query."""
+    _, heads, head_dim = q.shape
+    page_size, kv_heads = k_cache.shape[1:3]
+    sequences = context_lengths.shape[0]
+    assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    parts = _parts(sequences * kv_heads, longest)
+    maxima = torch.empty(sequences, heads, parts, dtype=torch.float32, device=q.device)
+    sums, partial = torch.empty_like(maxima), maxima.new_empty(sequences, heads, parts, head_dim)
+    _decode_part[(sequences, kv_heads, parts)](
+        q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, head_dim**-0.5,
+        page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, _KEYS,
+        "ieee" if q.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, next_power_of_2(parts))
 
 
 def _parts(programs: int, context: int) -> int:

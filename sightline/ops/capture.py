@@ -1,0 +1,27 @@
+"""Recording of CUDA graphs: the launches of a function, replayed later on the same addresses."""
+
+from collections.abc import Callable
+
+import torch
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  # -> how to run it again, where its result is
+
+
+def capture_cuda_graphs(device: torch.device) -> Capture:
+    """Records on a stream of its own, into a pool that all graphs share. What is compiled at first use is compiled before."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            out = run()
+        return graph.replay, out
+
+    return capture

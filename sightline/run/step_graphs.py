@@ -1,0 +1,200 @@
+"""Steps of the language model as CUDA graphs: decoding, and small chunks of prompts, whose launches outlast their work.
+
+A graph is recorded for a bucket of sizes, and all that varies lies in buffers that are rewritten before each replay:
+
+    decoding     one token each of up to 1, 2, 4, 8 … sequences
+    mixed        up to 16, 32, … 512 tokens of up to 8 or 64 sequences, image rows among them
+
+What a bucket has beyond the batch computes something that nobody reads: its tokens belong to no sequence (or to one without
+context), and their keys and values go to the scratch page. All graphs share one pool of memory and one place for their logits,
+which a replay overwrites: they are read before the next one runs, because everything runs in the order of one stream.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.model import VisionLanguageModel
+from sightline.ops.attention import paged_attention
+from sightline.ops.capture import Capture, Replay
+from sightline.ops.dispatch import twins_are_on
+from sightline.run.batch import PackedBatch, known_tokens
+from sightline.vision.transfer import send
+
+DECODING = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # sequences
+MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+MIXED_SEQUENCES = (8, 64)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    tokens: int
+    sequences: int
+    decoding: bool  # one token of each sequence, no image rows
+
+
+def buckets(max_sequences: int, max_tokens: int) -> list[Bucket]:
+    """All that an engine with these limits can meet, the largest first."""
+    decoding = _up_to(DECODING, min(max_sequences, max_tokens))
+    found = [Bucket(count, count, True) for count in decoding]
+    for tokens, sequences in itertools.product(_up_to(MIXED_TOKENS, max_tokens), _up_to(MIXED_SEQUENCES, max_sequences)):
+        if sequences <= tokens:
+            found.append(Bucket(tokens, sequences, False))
+    return sorted(found, key=lambda bucket: (bucket.tokens, bucket.sequences), reverse=True)
+
+
+def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The sizes that are needed for anything up to `most`, as far as they go."""
+    enough = next((place for place, size in enumerate(sizes) if size >= most), len(sizes) - 1)
+    return sizes[: enough + 1]
+
+
+class StepGraphs:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        caches: list[LayerCache],
+        vision_rows: torch.Tensor,
+        capture: Capture,
+        max_sequences: int,
+        max_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self._model, self._caches, self._vision_rows, self._capture = model, caches, vision_rows, capture
+        self._device, self._longest = vision_rows.device, max_model_len
+        self._buckets = buckets(max_sequences, max_tokens)
+        most = max(bucket.sequences for bucket in self._buckets)
+        pages = -(-max_model_len // caches[0].keys.shape[1])
+        self._page_table = torch.zeros(most, pages, dtype=torch.int32, device=self._device)
+        self.sampled = torch.zeros(max_sequences, dtype=torch.int64, device=self._device)  # tokens of the step before
+        self._graphs: dict[Bucket, tuple[_Inputs, Replay, torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @torch.inference_mode()
+    def record_all(self) -> None:
+        for bucket in self._buckets:  # the largest first, so that the others find room in its memory
+            self._recorded(bucket)
+
+    def bucket_of(self, batch: PackedBatch) -> Bucket | None:
+        tokens, sequences = len(batch.token_ids), len(batch.query_lengths_host)
+        decoding = tokens == sequences and not batch.has_rows
+        fitting = [b for b in self._buckets if b.tokens >= tokens and b.sequences >= sequences and b.decoding == decoding]
+        return fitting[-1] if fitting else None
+
+    @torch.inference_mode()
+    def run(self, batch: PackedBatch) -> torch.Tensor | None:
+        """Logits [wanted, vocab] of the batch, until the next run; None where no bucket fits, or definitions are to run."""
+        bucket = self.bucket_of(batch) if twins_are_on() else None
+        if bucket is None:
+            return None
+        inputs, replay, logits = self._recorded(bucket)
+        inputs.fill(batch)
+        rows, pages = batch.page_table.shape
+        self._page_table[:rows, :pages].copy_(send(batch.page_table, self._device))
+        replay()
+        return logits[: len(batch.logit_index)]
+
+    def _recorded(self, bucket: Bucket) -> "tuple[_Inputs, Replay, torch.Tensor]":
+        if bucket not in self._graphs:
+            inputs = _Inputs(bucket, self._device)
+            static = self._static_batch(bucket, inputs)
+
+            def compute() -> torch.Tensor:
+                logits: torch.Tensor = self._model(
+                    replace(static, token_ids=known_tokens(static.token_ids, self.sampled)), self._caches
+                )
+                return logits
+
+            self._graphs[bucket] = (inputs, *self._capture(compute))
+        return self._graphs[bucket]
+
+    def _static_batch(self, bucket: Bucket, inputs: "_Inputs") -> ForwardBatch:
+        """What the graph reads. Lengths on the host bound the real ones: kernels take those from the device."""
+        lengths = (1,) * bucket.sequences if bucket.decoding else (bucket.tokens,) + (1,) * (bucket.sequences - 1)
+        return ForwardBatch(
+            **inputs.on_device(),
+            page_table=self._page_table[: bucket.sequences],
+            query_lengths_host=lengths,
+            context_lengths_host=(self._longest,) * bucket.sequences,
+            vision_rows=None if bucket.decoding else self._vision_rows,
+        )
+
+
+class _Inputs:
+    """The integers that a bucket's graph reads, side by side in one buffer, so that one copy brings them all."""
+
+    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+        self._bucket = bucket
+        tokens, sequences = bucket.tokens, bucket.sequences
+        self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "token_ids": (torch.int64, (tokens,)),
+            "slots": (torch.int64, (tokens,)),
+            "row_index": (torch.int64, (tokens,)),
+            "logit_index": (torch.int64, (sequences,)),
+            "positions": (torch.int32, (3, tokens)),
+            "query_starts": (torch.int32, (sequences + 1,)),
+            "context_lengths": (torch.int32, (sequences,)),
+        }
+        self._bytes = sum(_aligned(_size(dtype, shape)) for dtype, shape in self._fields.values())
+        self._buffer = torch.zeros(self._bytes, dtype=torch.uint8, device=device)
+
+    def on_device(self) -> dict[str, Any]:
+        views: dict[str, Any] = dict(self._views(self._buffer))
+        if self._bucket.decoding:
+            views["row_index"] = None
+        return views
+
+    def _views(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        start = 0
+        for name, (dtype, shape) in self._fields.items():
+            size = _size(dtype, shape)
+            yield name, buffer[start : start + size].view(dtype).view(shape)
+            start += _aligned(size)
+
+    def fill(self, batch: PackedBatch) -> None:
+        staging = torch.empty(self._bytes, dtype=torch.uint8, pin_memory=self._buffer.is_cuda)
+        host: dict[str, NDArray[Any]] = {name: view.numpy() for name, view in self._views(staging)}
+        count, sequences = len(batch.token_ids), len(batch.query_lengths_host)
+        for name, beyond in (("token_ids", 0), ("slots", 0), ("row_index", -1)):
+            host[name][:count], host[name][count:] = getattr(batch, name), beyond
+        host["positions"][:, :count], host["positions"][:, count:] = batch.positions, 0
+        wanted = len(batch.logit_index)
+        host["logit_index"][:wanted], host["logit_index"][wanted:] = batch.logit_index, 0
+        host["context_lengths"][:sequences], host["context_lengths"][sequences:] = batch.context_lengths, 0
+        host["query_starts"][: sequences + 1] = batch.query_starts
+        # When decoding, every place is a sequence of one query; else those beyond have none.
+        beyond = self._bucket.sequences - sequences
+        host["query_starts"][sequences + 1 :] = count + (np.arange(1, beyond + 1) if self._bucket.decoding else 0)
+        self._buffer.copy_(staging, non_blocking=True)
+
+
+def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * int(np.prod(shape))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def step_graphs_are_possible(model: VisionLanguageModel, page_size: int) -> bool:
+    """Whether attention runs where all that varies is on the device, for decoding and for prompts."""
+    weight, spec = model.text.embed_tokens.weight, model.spec.text
+    if weight.device.type != "cuda":
+        return False
+    found = []
+    page = weight.new_empty(1, page_size, spec.num_kv_heads, spec.head_dim)
+    for queries in ((1, 1), (3, 1)):
+        starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=weight.device)
+        q = weight.new_empty(sum(queries), spec.num_heads, spec.head_dim)
+        table, lengths = starts.new_zeros(2, 1), starts.new_ones(2)
+        arguments = (q, page, page, table, starts, lengths, queries, (4, 4))
+        found.append(next((twin for twin in paged_attention.twins if twin.when(*arguments)), None))
+    return all(twin is not None and twin.recordable for twin in found)

@@ -1,0 +1,126 @@
+"""Steps replayed from graphs give what steps give, whatever ran before. Red when a buffer is not rewritten or padding leaks.
+
+On a CPU a "graph" runs the recorded function again on the same buffers, which has all of a graph's dangers but the device's.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import harness
+from engine.harness import Driver, driver, plain_answer, request_of, small_picture
+from parity.subject import FAMILIES
+from sightline import LLM
+from sightline.errors import ConfigError
+from sightline.ops.attention import attend_chunks, paged_attention
+from sightline.ops.dispatch import Twin
+from sightline.run.step_graphs import DECODING, MIXED_SEQUENCES, MIXED_TOKENS, Bucket, StepGraphs, buckets
+
+
+def attention_by_device(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    """As graphs need it: lengths come from the tensors alone. Rows of nobody get nothing (not a number)."""
+    out = torch.full_like(q, float("nan"))
+    starts, contexts = query_starts.tolist(), context_lengths.tolist()
+    assert len(query_lengths_host) == len(contexts) and max(contexts) <= max(context_lengths_host)
+    for row, context in enumerate(contexts):
+        part = slice(starts[row], starts[row + 1])
+        if context and part.start < part.stop:
+            attend_chunks(
+                out[part], q[part], k_cache, v_cache, page_table[row : row + 1], (part.stop - part.start,), (context,)
+            )
+    return out
+
+
+def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """A recorded function for the CPU: its result is always at the same place."""
+    out = run()
+
+    def replay() -> None:
+        out.copy_(run())
+
+    return replay, out
+
+
+@pytest.fixture(autouse=True)
+def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(paged_attention, "twins", [Twin("by device", attention_by_device, lambda *_, **__: True, True)])
+    yield
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
+def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(harness, "OVERLAP", request.param)
+    return bool(request.param)
+
+
+def recorded_driver(folder: Path, **settings: Any) -> Driver:
+    made = driver(folder, **settings)
+    engine, runner = made.engine, made.engine.runner
+    limits = engine.schedule.limits
+    for cache in runner.caches:  # a slot that is read before it is written spoils the answer
+        cache.keys.fill_(float("nan"))
+        cache.values.fill_(float("nan"))
+    runner.step_graphs = StepGraphs(
+        engine.model, runner.caches, runner.arena.rows, run_again, limits.max_sequences, limits.max_tokens, engine.max_model_len
+    )
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tokens_per_step", [7, 40, 512])
+def test_answers_are_the_plain_loops(
+    tiny_checkpoints: dict[str, Path], family: str, tokens_per_step: int, overlap: bool
+) -> None:
+    folder = tiny_checkpoints[family]
+    run = recorded_driver(folder, max_num_batched_tokens=tokens_per_step, max_num_seqs=12)
+    first, second = small_picture(1), small_picture(2, 60, 130)
+    requests = [
+        request_of(folder, "One ", first, " two ", second, " three"),
+        request_of(folder, first, "What is this?"),
+        request_of(folder, "Plain text, no picture at all, and somewhat longer than the others are."),
+    ] * 4  # more than eight at once, and as they end fewer and fewer
+    numbers = [run.add(request, tokens=3 + place) for place, request in enumerate(requests)]
+    run.run()
+    for place, (number, request) in enumerate(zip(numbers, requests, strict=True)):
+        assert run.tokens(number) == plain_answer(folder, request, 3 + place)
+    graphs = run.engine.runner.step_graphs
+    assert graphs is not None and len(graphs) >= 4, "several buckets were used"
+
+
+def test_what_fits_no_bucket_runs_without(tiny_checkpoints: dict[str, Path], overlap: bool) -> None:
+    folder = tiny_checkpoints["qwen3-vl"]
+    run = recorded_driver(folder, max_num_batched_tokens=4096)
+    request = request_of(folder, "x" * 700)
+    assert len(request) > MIXED_TOKENS[-1]
+    number = run.add(request)
+    run.run()
+    assert run.tokens(number) == plain_answer(folder, request)
+    assert len(run.engine.runner.step_graphs) == 1, "only decoding fits"
+
+
+def test_buckets() -> None:
+    every = buckets(256, 8192)
+    assert {bucket.sequences for bucket in every if bucket.decoding} == set(DECODING)
+    assert {bucket.tokens for bucket in every if not bucket.decoding} == set(MIXED_TOKENS)
+    assert all(bucket.sequences in MIXED_SEQUENCES for bucket in every if not bucket.decoding)
+    assert every[0] == Bucket(512, 64, False) and every[-1] == Bucket(1, 1, True)
+    few = buckets(3, 40)
+    assert {bucket.sequences for bucket in few if bucket.decoding} == {1, 2, 4}
+    assert max(bucket.tokens for bucket in few) == 64
+
+
+def test_graphs_need_a_gpu(tiny_checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="step_graphs is on, but"):
+        LLM(tiny_checkpoints["qwen3-vl"], device="cpu", step_graphs=True)
