@@ -5,6 +5,7 @@ GPU are compared there (-m gpu); on a CPU only twins whose predicate holds for C
 """
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import os
@@ -15,31 +16,9 @@ import pytest
 import torch
 
 import sightline.ops
+from ops.interpreter import mend_the_interpreter
 from sightline.ops.dispatch import OPS, ExampleMaker, Op, Tolerance, definitions_only
 from sightline.ops.twins import register_twins
-
-
-def mend_the_interpreter() -> None:
-    """Loops with bounds from memory: Triton 3.6 makes an int of an array of one element, which numpy 2.4 refuses.
-    And 8-bit floats: its rounding loses the carry, where a GPU rounds to the nearest."""
-    from triton.runtime import interpreter
-
-    before = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        before(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-    convert = interpreter._convert_float
-
-    def converted(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if (source.name, target.name) != ("fp32", "fp8e4nv"):
-            return convert(values, source, target, rounding)
-        return torch.from_numpy(values.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-
-    interpreter._convert_float = converted
-
 
 for module in pkgutil.iter_modules(sightline.ops.__path__):
     if not module.ispkg:
@@ -60,19 +39,26 @@ def cases() -> list[Any]:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in a result or in arguments, in order; 8-bit floats as float32, since torch cannot compare them."""
+    """All tensors in a result or in arguments, in order."""
     if isinstance(value, torch.Tensor):
-        return [value.float() if value.dtype == torch.float8_e4m3fn else value]
+        return [value]
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
     if isinstance(value, dict):
         value = list(value.values())
     return [tensor for part in value for tensor in tensors(part)] if isinstance(value, list | tuple) else []
+
+
+def comparable(value: Any) -> list[torch.Tensor]:
+    """The tensors, 8-bit floats as float32, since torch cannot compare them."""
+    return [tensor.float() if tensor.dtype == torch.float8_e4m3fn else tensor for tensor in tensors(value)]
 
 
 def outcome(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
     """What a call gives: its result, and its arguments afterwards, since some ops write in place."""
     arguments = {name: copy.deepcopy(value) for name, value in arguments.items()}
     result = function(**arguments)
-    return tensors(result) + tensors(arguments)
+    return comparable(result) + comparable(arguments)
 
 
 def assert_within(found: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> None:
@@ -129,3 +115,26 @@ def test_definition_on_the_gpu_equals_the_cpu(op: Op[..., Any], dtype: torch.dty
         for expected, found in zip(outcome(op.definition, on_cpu), outcome(op.definition, on_gpu), strict=True):
             if not expected.is_floating_point() or expected.dtype == dtype:
                 assert_within(found.cpu(), expected, loose)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "dtype"), cases())
+def test_what_is_recorded_follows_its_tensors(op: Op[..., Any], dtype: torch.dtype) -> None:
+    """Red when a twin that says it may be recorded waits for the device, or takes something from the host that varies."""
+    device = torch.device("cuda")
+    examples = zip(op.examples(ExampleMaker(device, dtype)), op.examples(ExampleMaker(device, dtype, seed=1)), strict=True)
+    for first, second in examples:
+        for twin in op.twins:
+            if not (twin.recordable and twin.when(**first)):
+                continue
+            expected = outcome(twin.run, second)  # also compiles what must not be compiled while recording
+            inputs = {name: copy.deepcopy(value) for name, value in first.items()}
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = twin.run(**inputs)
+            for static, new in zip(tensors(inputs), tensors(second), strict=True):
+                static.copy_(new)
+            graph.replay()
+            for found, reference in zip(comparable(result) + comparable(inputs), expected, strict=True):
+                assert_within(found, reference, op.tolerances[dtype])

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-SUITE = Path(__file__).with_name("test_every_op.py")
+FILES = [str(Path(__file__).with_name(name)) for name in ("test_every_op.py", "test_sampling_kernels.py")]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_agree_with_their_definitions() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", str(SUITE)]
-    chosen = ["-k", "test_definition_and_twins and float32 and cpu"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", *FILES]
+    chosen = ["-k", "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken)"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command + chosen, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -27,3 +27,5 @@ def test_kernels_agree_with_their_definitions() -> None:
     names += "rotate_and_store paged_attention quantise_rows fp8_block_linear"
     for name in names.split():
         assert f"PASSED tests/ops/test_every_op.py::test_definition_and_twins[{name}-float32-cpu]" in done.stdout
+    for name in ("a_kernel_draws_what_the_definition_draws[0-cpu]", "broken_rows_give_a_token_of_the_vocabulary[cpu]"):
+        assert f"PASSED tests/ops/test_sampling_kernels.py::test_{name}" in done.stdout

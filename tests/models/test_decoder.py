@@ -1,0 +1,77 @@
+"""The decoder leaves its adds to the norms that follow; here they are done one after another, where they are written down."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sightline.models.families import read_model_spec
+from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.load import load_model
+from sightline.models.model import VisionLanguageModel
+from sightline.run.kv_cache import allocate_pages
+
+TOKENS, CPU = 6, torch.device("cpu")
+
+
+def batch_of(vision_rows: torch.Tensor | None, row_index: torch.Tensor | None, token_ids: torch.Tensor) -> ForwardBatch:
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=torch.arange(TOKENS, dtype=torch.int32).expand(3, -1).contiguous(),
+        slots=torch.arange(TOKENS),
+        page_table=torch.zeros(1, 1, dtype=torch.int32),
+        query_starts=torch.tensor([0, TOKENS], dtype=torch.int32),
+        context_lengths=torch.tensor([TOKENS], dtype=torch.int32),
+        query_lengths_host=(TOKENS,),
+        context_lengths_host=(TOKENS,),
+        vision_rows=vision_rows,
+        row_index=row_index,
+        logit_index=torch.tensor([1, 4, 5]),
+    )
+
+
+def one_add_after_another(
+    model: VisionLanguageModel, batch: ForwardBatch, caches: list[LayerCache], rows: torch.Tensor, index: list[int]
+) -> torch.Tensor:
+    text, size = model.text, model.spec.text.hidden_size
+    vision = [token for token, row in enumerate(index) if row >= 0]
+    parts = rows[[index[token] for token in vision]].split(size, dim=1)
+    hidden = text.embed_tokens(batch.token_ids.clamp(max=10))
+    hidden[vision] = parts[0]
+    for number, (layer, cache) in enumerate(zip(text.layers, caches, strict=True)):
+        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes))
+        if number + 1 < len(parts):
+            hidden[vision] += parts[number + 1]
+    head = text.embed_tokens.weight if text.lm_head is None else text.lm_head.weight
+    return F.linear(text.norm(hidden)[batch.logit_index], head)
+
+
+@pytest.mark.parametrize("taps", ["none", "one", "as many as layers"])
+def test_taps_are_added_after_their_layers(tiny_checkpoints: dict[str, Path], taps: str) -> None:
+    """Red when a tap comes a layer early or late, goes to another token, or is lost after the last layer."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    model = load_model(read_model_spec(folder), folder, CPU, torch.float32, 64)
+    text = model.spec.text
+    count = {"none": 0, "one": 1, "as many as layers": text.num_layers}[taps]
+    torch.manual_seed(1)
+    rows, index = torch.randn(4, (1 + count) * text.hidden_size), [-1, 2, 0, -1, 3, -1]
+    token_ids = torch.tensor([3, 10**9, 10**9, 5, 10**9, 7])  # what stands in an image's place is not looked up
+    batch = batch_of(rows, torch.tensor(index), token_ids)
+    with torch.inference_mode():
+        found = model.text(batch, allocate_pages(text, 1, 8, CPU, torch.float32))
+        expected = one_add_after_another(model, batch, allocate_pages(text, 1, 8, CPU, torch.float32), rows, index)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert text.num_layers > 1
+
+
+def test_an_index_without_rows_is_the_same_as_none(tiny_checkpoints: dict[str, Path]) -> None:
+    """A recorded step always takes an index. Red when tokens of text take anything from an image that is not theirs."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    model = load_model(read_model_spec(folder), folder, CPU, torch.float32, 64)
+    text, ids = model.spec.text, torch.tensor([3, 4, 5, 6, 7, 8])
+    rows = torch.full((2, model.spec.vision.row_width), 1e6)
+    with torch.inference_mode():
+        plain = model.text(batch_of(None, None, ids), allocate_pages(text, 1, 8, CPU, torch.float32))
+        recorded = batch_of(rows, torch.full((TOKENS,), -1), ids)
+        assert torch.equal(model.text(recorded, allocate_pages(text, 1, 8, CPU, torch.float32)), plain)
