@@ -16,6 +16,7 @@ import torch
 
 import sightline.ops
 from sightline.bench.kernel_case import Case, Setting
+from sightline.bench.sampling_shapes import SAMPLING_SHAPES
 from sightline.bench.stage_floors import Rates
 from sightline.bench.text_shapes import TEXT_SHAPES
 from sightline.bench.tower_shapes import TOWER_SHAPES
@@ -27,7 +28,7 @@ _MOST_COPIES = 8
 _GRAPH_SECONDS = 2e-3  # what one graph should last, so that its start and end do not count
 _MOST_LAUNCHES = 50
 DEFINITION = "definition"
-SHAPES = {**TOWER_SHAPES, **TEXT_SHAPES}  # an op that is not here has no shapes
+SHAPES = {**TOWER_SHAPES, **TEXT_SHAPES, **SAMPLING_SHAPES}  # an op that is not here has no shapes
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,9 @@ def _event_seconds(run: Callable[[], Any], launches: int) -> float:
 
 def _capture(run: Callable[[], Any]) -> "torch.cuda.CUDAGraph | None":
     """None for what a graph cannot hold, for example a wait for the device."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
+    stream = torch.cuda.current_stream()
+    if _waits(run):
+        return None
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -168,6 +166,24 @@ def _capture(run: Callable[[], Any]) -> "torch.cuda.CUDAGraph | None":
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
+        torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
         torch.cuda.synchronize()
         return None
     return graph
+
+
+def _waits(run: Callable[[], Any]) -> bool:
+    """Whether the host waits for the device inside. Found out without a capture, which would end badly."""
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.synchronize()
+    return False

@@ -11,11 +11,14 @@ from sightline.cli import (
     bench_compare,
     bench_kernels,
     bench_language,
+    bench_lookahead,
     bench_multiturn,
     bench_pixels,
     bench_probe,
     bench_serve,
+    bench_soak,
     bench_stages,
+    bench_start,
     bench_targets,
     bench_tower,
 )
@@ -33,6 +36,9 @@ _MODULES = (
     bench_pixels,
     bench_language,
     bench_kernels,
+    bench_start,
+    bench_lookahead,
+    bench_soak,
 )
 _PRIVATE = ("--api-key", "--admin-api-key", "--header", "--base-url", "--host")  # flags whose values are kept nowhere
 

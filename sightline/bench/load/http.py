@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
@@ -174,20 +174,29 @@ class HttpClient:
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._timeout = connect_timeout_s
         lines = {"host": parts.netloc.rpartition("@")[2], "accept": "*/*", "user-agent": "sightline-bench", **(headers or {})}
-        for name, value in lines.items():
-            if not (name + value).isascii() or any(character in name + value for character in "\r\n\0"):
-                raise ConfigError(f"The header {name!r} has characters that a header cannot have.")
-        self._lines = "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode()
+        self._headers = lines
+        self._lines = _header_lines(lines)
         self._inbox = Inbox()
         self._idle: list[_Connection] = []
 
-    async def request(self, method: str, path: str, body: Sequence[bytes] = (), listener: Listener | None = None) -> Reply:
-        """Sends, and returns when the whole answer is there; a listener is told of its body as it comes."""
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Sequence[bytes] = (),
+        listener: Listener | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Sends, and returns when the whole answer is there; a listener is told of its body as it comes.
+
+        `headers` go over the client's own, by their names in small letters.
+        """
         reply = Reply(time.perf_counter())
         connection = self._take_idle() or await self._connect()
         length = sum(len(piece) for piece in body)
         kind = f"content-type: application/json\r\ncontent-length: {length}\r\n" if method == "POST" else ""
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode() + self._lines + kind.encode() + b"\r\n"
+        lines = self._lines if headers is None else _header_lines({**self._headers, **headers})
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode() + lines + kind.encode() + b"\r\n"
         try:
             return await connection.exchange(head, body, reply, listener)
         finally:
@@ -220,3 +229,10 @@ class HttpClient:
     def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+
+def _header_lines(headers: Mapping[str, str]) -> bytes:
+    for name, value in headers.items():
+        if not (name + value).isascii() or any(character in name + value for character in "\r\n\0"):
+            raise ConfigError(f"The header {name!r} has characters that a header cannot have.")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()

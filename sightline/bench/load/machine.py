@@ -34,7 +34,10 @@ async def fetch_metrics(target: Target) -> dict[str, float]:
 
 async def served_device(target: Target) -> str:
     """What a summary calls the device: the GPU's name, or what the server says of itself."""
-    metrics = await fetch_metrics(target)
+    return device_in(await fetch_metrics(target))
+
+
+def device_in(metrics: Mapping[str, float]) -> str:
     named = next((re.findall(r"device=([^,}]*)", name)[0] for name in metrics if name.startswith("sightline:info{")), "unknown")
     if named.startswith("cuda"):
         return gpu_name() or str(named)

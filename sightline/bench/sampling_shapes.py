@@ -1,0 +1,57 @@
+"""Shapes at which the ops that choose tokens are timed: rows of decoding over the whole vocabulary."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from sightline.bench.kernel_case import Arguments, Case, Maker, Setting
+from sightline.ops.sampling import DrawSettings
+
+
+def _best_token(at: Setting) -> Iterator[Case]:
+    vocab = at.spec.text.vocab_size
+
+    def make(rows: int) -> Arguments:
+        return {"scores": at.normal(rows, vocab)}
+
+    for rows in at.sizes.decode_rows:
+        yield Case(f"{rows}x{vocab}", partial(make, rows), at.itemsize * rows * vocab)
+
+
+def _draw(at: Setting, asked: dict[str, dict[str, float]]) -> Iterator[Case]:
+    """The scores are read once at least."""
+    vocab = at.spec.text.vocab_size
+
+    def make(rows: int, wanted: dict[str, float]) -> Arguments:
+        def column(value: float, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((rows, 1), value, dtype=dtype, device=at.device)
+
+        top_k = min(int(wanted.get("top_k", 0)), vocab)
+        settings = DrawSettings(
+            largest_k=top_k,
+            uniform=torch.rand(rows, 1, dtype=torch.float64, device=at.device),
+            temperature=column(1.0, torch.float32),
+            last=column((top_k or vocab) - 1, torch.int64),
+            top_p=column(wanted["top_p"], torch.float64) if "top_p" in wanted else None,
+            min_p=column(wanted["min_p"], torch.float32) if "min_p" in wanted else None,
+        )
+        return {"scores": 3 * at.normal(rows, vocab, dtype=torch.float32), "settings": settings}
+
+    for name, wanted in asked.items():
+        for rows in at.sizes.decode_rows:
+            yield Case(f"{rows}x{vocab}, {name}", partial(make, rows, wanted), 4 * rows * vocab)
+
+
+_BY_ID: dict[str, Any] = {"no filter": {}, "min-p": {"min_p": 0.05}}
+_BY_SCORE: dict[str, Any] = {
+    "top-p 0.9": {"top_p": 0.9},
+    "top-k 20, top-p 0.8": {"top_k": 20, "top_p": 0.8},
+}
+
+SAMPLING_SHAPES: dict[str, Maker] = {
+    "best_token": _best_token,
+    "draw_by_id": partial(_draw, asked=_BY_ID),
+    "draw_by_score": partial(_draw, asked=_BY_SCORE),
+}

@@ -1,0 +1,45 @@
+"""`sightline bench start`: from the start of the server's process to its first answer."""
+
+import argparse
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import ConfigError
+
+
+def add_command(actions: Any) -> None:
+    parser = actions.add_parser("start", help="from the start of `sightline serve` to its first answer")
+    parser.add_argument("--serve", default="", metavar="FLAGS", help='of the server, e.g. "8b --load-format dummy"')
+    parser.add_argument("--starts", type=int, default=2, metavar="N", help="one after another; the last counts (default: 2)")
+    parser.add_argument(
+        "--image-resolution", default="560x560", metavar="SIZE", help="of the picture in the first question (default: 560x560)"
+    )
+    parser.add_argument("--text-only", action="store_true", help="the first question has no picture")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one start (default: 600)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add start_s to")
+    parser.set_defaults(run=run, subparser=parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from sightline.bench.start import measure_start
+    from sightline.bench.summary import add_to_summary
+    from sightline.cli.bench import command, keep
+
+    if arguments.starts < 1:
+        raise ConfigError(f"--starts is {arguments.starts}, but must be at least 1.")
+    flags = shlex.split(arguments.serve)
+    resolution = None if arguments.text_only else arguments.image_resolution
+    print("seconds    listening   ready   first answer", flush=True)
+    starts = []
+    for number in range(arguments.starts):
+        start = measure_start(flags, resolution, arguments.timeout)
+        starts.append(start)
+        print(f"start {number + 1}{start.listening_s:13.2f}{start.ready_s:8.2f}{start.answer_s:15.2f}", flush=True)
+    if arguments.json is not None:
+        about: dict[str, object] = {"benchmark": "start", "command": command(), "device": starts[-1].device}
+        keep(arguments.json, {**about, "starts": [asdict(start) for start in starts]})
+    if arguments.summary is not None:
+        add_to_summary(arguments.summary, {"start_s": starts[-1].answer_s}, command(), starts[-1].device)
