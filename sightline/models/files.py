@@ -26,7 +26,15 @@ class ModelFiles:
 
 def read_model_files(model: ModelConfig, media: MediaConfig) -> ModelFiles:
     """Finds the checkpoint, downloading it if it is a Hub id, and reads all of it that is not weights."""
-    folder = locate_model(model.model, model.revision, weights=model.load_format == "safetensors")
+    return read_files_of(find_folder(model), model, media)
+
+
+def find_folder(model: ModelConfig) -> Path:
+    """Where the checkpoint is, after downloading it if need be."""
+    return locate_model(model.model, model.revision, weights=model.load_format == "safetensors")
+
+
+def read_files_of(folder: Path, model: ModelConfig, media: MediaConfig) -> ModelFiles:
     spec = read_model_spec(folder)
     return ModelFiles(
         folder=folder,

@@ -139,6 +139,7 @@ class EngineClient:
         self.stats: Stats | None = None
         self.restarts = 0
         self.pid: int | None = None
+        self.begun = asyncio.Event()  # there has been a process, or there will be none
         self._deaths: deque[float] = deque()
         self._heard = time.monotonic()  # when the engine last said something; it does twice a second, idle or not
         self._numbers = itertools.count(1)
@@ -273,6 +274,7 @@ class EngineClient:
 
     def _give_up(self, sentence: str) -> None:
         self.state = EngineState.FAILED
+        self.begun.set()
         self._on_failed(sentence)
 
     async def _one_life(self) -> str | None:
@@ -291,6 +293,7 @@ class EngineClient:
             self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
             self.pid, self._socket = self._process.pid, socket
             self._send(Start(replace(self._config, server=ServerConfig())))  # keys are none of its business
+            self.begun.set()
             reader = asyncio.create_task(self._read(socket, refusal))
             listener = asyncio.create_task(self._end_silence(self._process))
             try:

@@ -23,7 +23,7 @@ from sightline.config import Config
 from sightline.errors import ConfigError
 from sightline.media.pillow import silence_warnings
 from sightline.media.source import load_image
-from sightline.models.files import read_model_files
+from sightline.models.files import ModelFiles, find_folder, read_files_of
 from sightline.server.app import make_app
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
@@ -53,32 +53,62 @@ class _Server:
     def __init__(self, config: Config) -> None:
         self._config, self._log = config, StartupLog()
         server = config.server
-        files = read_model_files(config.model, config.media)
-        ledger = Ledger(server.max_inflight_mb, server.max_inflight_requests)
-        metrics = Metrics(ledger, served_names(config)[0])
+        self._folder = find_folder(config.model)
+        self._ledger = Ledger(server.max_inflight_mb, server.max_inflight_requests)
+        self._metrics = Metrics(self._ledger, served_names(config)[0])
         self._failure: str | None = None
         self._request_log = RequestLog() if server.log_requests else None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
         self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self._socket = _listen(server.host, server.port)
-        self.context = ServerContext(
+        self._draining = asyncio.Event()
+        self._engine = EngineClient(config, self._metrics, self._log.progress, self._log.ready, self._failed)
+        self._uvicorn: _Uvicorn | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        self._engine.start()
+        try:
+            await self._engine.begun.wait()
+            # The engine loads while this process reads tokenizer and templates, which takes half a second.
+            self._uvicorn = self._make_uvicorn(read_files_of(self._folder, self._config.model, self._config.media))
+            self._say_where()
+            loop.run_in_executor(self._pool, _warm_up, self._config)
+            if self._failure is None and not self._draining.is_set():
+                await self._uvicorn.serve([self._socket])
+        finally:
+            await self._engine.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._forms.shutdown(wait=False, cancel_futures=True)
+            if self._request_log is not None:
+                self._request_log.close()
+        if self._failure is not None:
+            print(f"sightline: {self._failure}", file=sys.stderr)
+            return 1
+        return 0
+
+    def _make_uvicorn(self, files: ModelFiles) -> "_Uvicorn":
+        config, server = self._config, self._config.server
+        context = ServerContext(
             config=config,
             files=files,
-            engine=EngineClient(config, metrics, self._log.progress, self._log.ready, self._failed),
-            observer=metrics,
+            engine=self._engine,
+            observer=self._metrics,
             pool=self._pool,
             forms=self._forms,
             keys=KeyRing(server.api_key, server.admin_api_key),
-            ledger=ledger,
+            ledger=self._ledger,
             names=MediaNames(server.max_known_uuids),
             model_names=served_names(config),
             started=int(time.time()),
-            draining=asyncio.Event(),
+            draining=self._draining,
             log_request=self._request_log,
         )
-        self._uvicorn = _Uvicorn(
+        return _Uvicorn(
             uvicorn.Config(
-                make_app(self.context, metrics),
+                make_app(context, self._metrics),
                 loop="none",
                 http=http_protocol(server.header_timeout_s, server.read_timeout_s),
                 ws="none",
@@ -90,46 +120,30 @@ class _Server:
             )
         )
 
-    async def run(self) -> int:
+    def _say_where(self) -> None:
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        self._log.say(f"Serving {', '.join(self.context.model_names)} on http://{shown}:{port} once it is loaded.")
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        self._warn_if_open(host)
-        self.context.engine.start()
-        loop.run_in_executor(self._pool, _warm_up, self._config)
-        try:
-            await self._uvicorn.serve([self._socket])
-        finally:
-            await self.context.engine.close()
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._forms.shutdown(wait=False, cancel_futures=True)
-            if self._request_log is not None:
-                self._request_log.close()
-        if self._failure is not None:
-            print(f"sightline: {self._failure}", file=sys.stderr)
-            return 1
-        return 0
-
-    def _warn_if_open(self, host: str) -> None:
+        self._log.say(f"Serving {', '.join(served_names(self._config))} on http://{shown}:{port} once it is loaded.")
         if not self._config.server.api_key and not ipaddress.ip_address(host).is_loopback:
             self._log.say(f"Whoever can reach {host} may ask: the server has no api_key.")
 
     def _failed(self, sentence: str) -> None:
         self._log.end_progress()
         self._failure = sentence
-        self._uvicorn.should_exit = True
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
 
     def _stop(self) -> None:
         """The first signal: no more requests, and those in progress may end within drain_timeout_s. A second one ends them."""
-        if self.context.draining.is_set():
+        again = self._draining.is_set()
+        self._draining.set()
+        if self._uvicorn is None:  # nobody could ask yet
+            return
+        if again:
             self._uvicorn.force_exit = True
-        elif self.context.ledger.requests:
+        elif self._ledger.requests:
             limit = self._config.server.drain_timeout_s
-            self._log.say(f"Stopping: {self.context.ledger.requests} requests in progress may end within {limit:g} s.")
-        self.context.draining.set()
+            self._log.say(f"Stopping: {self._ledger.requests} requests in progress may end within {limit:g} s.")
         self._uvicorn.should_exit = True
 
 

@@ -133,7 +133,7 @@ def test_what_only_the_engine_finds_ends_the_server_with_its_sentence() -> None:
     """No restarts: a second attempt would end the same."""
     done = sightline("serve", "--port", "0", "--device", "cpu", "--kv-cache-gb", "0.000001")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("sightline: The key/value cache has room for 0 tokens")
+    assert done.stderr.splitlines()[-1].startswith("sightline: kv_cache_gb is 1e-06, room for 0 tokens")
     assert "restart" not in done.stderr and "Traceback" not in done.stderr
 
 
