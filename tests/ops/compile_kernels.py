@@ -1,0 +1,84 @@
+"""A program: compiles every Triton kernel for an H200 at the examples of its op, on a machine that need not have a GPU.
+
+Twins are called with CPU tensors; in place of a launch the kernel is compiled with the types of its arguments. Prints the names
+of ops whose kernels were compiled. The interpreter is laxer than the compiler: types, shapes of loops, registers.
+"""
+
+import importlib
+import os
+import pkgutil
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import sightline.ops
+import sightline.ops.triton
+from sightline.ops.dispatch import OPS, ExampleMaker
+from sightline.ops.twins import register_twins
+
+TARGET = GPUTarget("cuda", 90, 32)
+TYPES = {
+    torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.int8: "i8", torch.bool: "i1",
+}  # fmt: skip
+done: set[str] = set()
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPES[value.dtype]
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    assert isinstance(value, float), f"{value!r} as an argument of a kernel"
+    return "fp32"
+
+
+def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """What a launch would compile: integers that are 1 are constants, and those that 16 divides are known to be so."""
+    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+    values = self.signature.bind(*args, **kwargs)
+    values.apply_defaults()
+    signature, constants, attributes = {}, {}, {}
+    for place, (parameter, (name, value)) in enumerate(zip(self.params, values.arguments.items(), strict=True)):
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            signature[name], constants[(place,)] = "constexpr", value
+            continue
+        signature[name] = type_of(value)
+        if isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    key = f"{self.__name__} {signature} {constants} {attributes} {options}"
+    if key not in done:
+        triton.compile(ASTSource(self, signature, constants, attributes), target=TARGET, options=options)
+        done.add(key)
+
+
+def main() -> None:
+    assert os.environ.get("TRITON_INTERPRET") != "1"
+    sightline.ops.triton.INTERPRETED = True  # twins take CPU tensors
+    JITFunction.run = compile_only
+    for module in pkgutil.iter_modules(sightline.ops.__path__):
+        if not module.ispkg:
+            importlib.import_module(f"sightline.ops.{module.name}")
+    register_twins()
+    wanted = sys.argv[1:] or sorted(OPS)
+    for name in wanted:
+        op = OPS[name]
+        dtype = torch.bfloat16 if torch.bfloat16 in op.tolerances else torch.float32
+        for twin in op.twins:
+            before = len(done)
+            for example in op.examples(ExampleMaker(torch.device("cpu"), dtype)):
+                if twin.name.startswith("triton") and twin.when(**example):
+                    twin.run(**example)
+            if len(done) > before:
+                print(name, twin.name, len(done) - before, flush=True)
+
+
+if __name__ == "__main__":
+    main()
