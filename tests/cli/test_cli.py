@@ -56,6 +56,18 @@ def test_no_weights_and_dummy(tmp_path: Path) -> None:
     assert asked.returncode == 0, asked.stderr
 
 
+def test_fp8(tmp_path: Path) -> None:
+    folder, image = tmp_path / "model", tmp_path / "image.png"
+    Image.new("RGB", (90, 60), (200, 30, 30)).save(image)
+    assert sightline("model", "new", folder, "--family", "qwen3-vl").returncode == 0
+    assert "with --quantization fp8: 16 linear layers" in sightline("model", "info", folder).stdout
+    asking = ("ask", "What colour?", "--model", folder, "--image", image, "--max-tokens", "3", "--quantize-tower")
+    asked = sightline(*asking, "--quantization", "fp8")
+    assert asked.returncode == 0, asked.stderr
+    refused = sightline(*asking)
+    assert refused.returncode == 1 and "quantize_tower" in refused.stderr
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
