@@ -143,11 +143,10 @@ def measure_parts(tower: VisionTower, repeats: int) -> list[PartCost]:
             lambda: add_position_grid(hidden, table, many.row_col, many.grid_size, grid.mode, grid.align_corners),
             2 * hidden.nbytes,
         )
-    x, residual = (torch.randn(patches, spec.hidden_size, device=device).to(dtype) for _ in range(2))
+    x = torch.randn(patches, spec.hidden_size, device=device).to(dtype)
     block = tower.blocks[0]
     assert isinstance(block, TowerBlock)
     part(f"norm {patches}", lambda: block.norm1(x), 2 * x.nbytes)
-    part(f"add and norm {patches}", lambda: block.norm1.after_add(x, residual), 4 * x.nbytes)
     return found
 
 

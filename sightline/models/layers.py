@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from sightline.ops.activations import gelu_tanh, silu_mul
-from sightline.ops.linear import linear_gelu_tanh
-from sightline.ops.norms import add_layer_norm, add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
+from sightline.ops.linear import add_linear, linear_gelu_tanh
+from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.spec import Norm
 
 
@@ -14,9 +14,10 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        self.shift: torch.Tensor | None = None  # [size] float32, added to what is normalised
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, self.shift)
 
     def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(residual + x), residual + x)"""
@@ -35,17 +36,21 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size))
         self.eps = eps
+        self.shift: torch.Tensor | None = None  # [size] float32, added to what is normalised
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-    def after_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(residual + x), residual + x)"""
-        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps, self.shift)
 
 
 def make_norm(kind: Norm, size: int, eps: float) -> RMSNorm | LayerNorm:
     return RMSNorm(size, eps) if kind == "rms" else LayerNorm(size, eps)
+
+
+def add_product(total: torch.Tensor, x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
+    """total + linear(x), in the memory of `total`."""
+    if isinstance(linear, nn.Linear):
+        return add_linear(total, x, linear.weight, linear.bias)
+    return total.add_(linear(x))  # in 8-bit floats
 
 
 class GatedMLP(nn.Module):
@@ -56,8 +61,16 @@ class GatedMLP(nn.Module):
         self.gate_up = nn.Linear(size, 2 * intermediate, bias=bias)
         self.down = nn.Linear(intermediate, size, bias=bias)
 
+    @property
+    def last(self) -> nn.Linear:
+        return self.down
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        """What the last linear map takes."""
+        return silu_mul(self.gate_up(x))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down(silu_mul(self.gate_up(x)))
+        out: torch.Tensor = self.down(self.inner(x))
         return out
 
 
@@ -69,10 +82,16 @@ class GeluMLP(nn.Module):
         self.fc1: nn.Module = nn.Linear(size, intermediate, bias=bias)
         self.fc2 = nn.Linear(intermediate, size, bias=bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def last(self) -> nn.Linear:
+        return self.fc2
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        """What the last linear map takes."""
         if isinstance(self.fc1, nn.Linear):
-            inner = linear_gelu_tanh(x, self.fc1.weight, self.fc1.bias)
-        else:  # in 8-bit floats
-            inner = gelu_tanh(self.fc1(x))
-        out: torch.Tensor = self.fc2(inner)
+            return linear_gelu_tanh(x, self.fc1.weight, self.fc1.bias)
+        return gelu_tanh(self.fc1(x))  # in 8-bit floats
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc2(self.inner(x))
         return out

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sightline.models.inputs import TowerBatch
-from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, make_norm
+from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, add_product, make_norm
 from sightline.ops.activations import gelu, silu_mul
 from sightline.ops.attention import segment_attention
 from sightline.ops.position_grid import add_position_grid
@@ -78,13 +78,30 @@ class TowerBlock(nn.Module):
         starts: torch.Tensor,
         lengths: tuple[int, ...],
     ) -> torch.Tensor:
+        """The stream after this block, in the memory of the one before it."""
         qkv = self.qkv(self.norm1(hidden)).unflatten(1, (3, self.heads, -1))
         vision_rotary(qkv[..., : self.head_dim], row_col, table)
         q, k, v = qkv.unbind(1)
-        attended = self.proj(segment_attention(q, k, v, starts, lengths, self.head_dim**-0.5).flatten(1))
-        normed, hidden = self.norm2.after_add(attended, hidden)
-        out: torch.Tensor = hidden + self.mlp(normed)
-        return out
+        attended = segment_attention(q, k, v, starts, lengths, self.head_dim**-0.5).flatten(1)
+        hidden = add_product(hidden, attended, self.proj)
+        return add_product(hidden, self.mlp.inner(self.norm2(hidden)), self.mlp.last)
+
+    def leave_biases_out(self, before: torch.Tensor) -> torch.Tensor:
+        """Keeps the biases of what is added to the stream out of it; norms add them, for their sum is known beforehand.
+
+        `before` [hidden_size] float32 is the sum of those of earlier blocks; returns it with this block's. The products then
+        add to the stream in place, with nothing else to add.
+        """
+        self.norm1.shift = before
+        self.norm2.shift = between = _with_bias(before, self.proj.bias)
+        after = _with_bias(between, self.mlp.last.bias)
+        for linear in (self.proj, self.mlp.last):
+            linear.register_parameter("bias", None)
+        return after
+
+
+def _with_bias(total: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return total if bias is None else total + bias.detach().float()
 
 
 class MlpMerger(nn.Module):
@@ -97,9 +114,14 @@ class MlpMerger(nn.Module):
         super().__init__()
         self.joined = spec.hidden_size * spec.merge_size**2
         self.norm_after_join = norm_after_join
+        self.join = spec.merge_size**2
         self.norm = make_norm(spec.merger_norm, self.joined if norm_after_join else spec.hidden_size, spec.norm_eps)
         self.fc1 = nn.Linear(self.joined, self.joined)
         self.fc2 = nn.Linear(self.joined, spec.out_hidden_size)
+
+    def shift_by(self, biases: torch.Tensor) -> None:
+        """`biases` [hidden_size] float32 are missing in what comes."""
+        self.norm.shift = biases.repeat(self.join) if self.norm_after_join else biases
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.norm_after_join:
@@ -123,6 +145,10 @@ class ConvGatedMerger(nn.Module):
         self.norm = LayerNorm(size, 1e-5)  # torch's default; the checkpoint's config has no field for it
         self.gate_up = nn.Linear(size, 2 * spec.merger_intermediate_size, bias=False)
         self.down = nn.Linear(spec.merger_intermediate_size, size, bias=False)
+
+    def shift_by(self, biases: torch.Tensor) -> None:
+        """`biases` [hidden_size] float32 are missing in what comes."""
+        self.input_norm.shift = biases
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = self.downsample(self.input_norm(hidden).view(-1, self.joined))
@@ -148,12 +174,25 @@ class VisionTower(nn.Module):
         """Makes what follows from the weights; called once after they are loaded."""
         self.patch_embed.prepare()
         device = self.patch_embed.weight.device
-        places = -(-self.spec.head_dim // HEAD_PLACES) * HEAD_PLACES
-        if device.type == "cuda" and places != self.spec.head_dim:
-            for block in self.blocks:
-                assert isinstance(block, TowerBlock)
-                block.pad_heads(places)
+        if device.type == "cuda":
+            self.lay_out_for_gpu()
         self.rotary = make_rotary_table(MAX_GRID_SIDE, self.spec.head_dim // 2, self.spec.rope_theta, device)
+
+    def lay_out_for_gpu(self) -> None:
+        """The same tower in a form that suits a GPU's kernels; its parameters are no longer those of a checkpoint."""
+        places = -(-self.spec.head_dim // HEAD_PLACES) * HEAD_PLACES
+        biases = torch.zeros(self.spec.hidden_size, device=self.patch_embed.weight.device)
+        mergers = iter(self.deepstack_mergers)
+        for index, block in enumerate(self.blocks):
+            assert isinstance(block, TowerBlock)
+            if places != self.spec.head_dim:
+                block.pad_heads(places)
+            biases = block.leave_biases_out(biases)
+            if index in self.spec.deepstack_layers:
+                merger = next(mergers)
+                assert isinstance(merger, MlpMerger)
+                merger.shift_by(biases)
+        self.merger.shift_by(biases)
 
     def forward(self, batch: TowerBatch) -> torch.Tensor:
         """Embedding rows of all items, [rows, row_width]: the merged row, then one per deepstack tap."""

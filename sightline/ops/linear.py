@@ -26,8 +26,29 @@ def _has_epilogue(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return x.is_cuda and x.dtype == torch.bfloat16 and x.ndim == 2 and bias is not None
 
 
-@linear_gelu_tanh.twin("cublaslt", when=_has_epilogue)
+@linear_gelu_tanh.twin("cublaslt", when=_has_epilogue, recordable=True)
 def linear_gelu_tanh_cublaslt(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Bias and GELU in the product's epilogue."""
     assert bias is not None
     return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+
+
+def _add_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for example in _examples(make):
+        yield {"total": make.normal(example["x"].shape[0], example["weight"].shape[0]), **example}
+
+
+@op(examples=_add_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+def add_linear(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """total + x weight^T + bias, in place. total [rows, out], x [rows, size], weight [out, size], bias [out] or None."""
+    return total.add_(F.linear(x, weight, bias))
+
+
+def _adds_in_place(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return total.is_cuda and bias is None and total.is_contiguous() and x.ndim == 2
+
+
+@add_linear.twin("cublas", when=_adds_in_place, recordable=True)
+def add_linear_cublas(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product is added to what is there, and rounded once: no pass over memory of its own."""
+    return total.addmm_(x, weight.T)
