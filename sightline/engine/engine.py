@@ -124,6 +124,7 @@ class Engine:
             step_graphs=self._step_graphs(caches, arena) if steps_recorded else None,
             gpu_decoder=choose_gpu_decoder(config.image_decoder, weight.device, threads),
             most_patches=config.max_patches_per_step,
+            encode_aside=config.encode_stream,
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
@@ -255,11 +256,10 @@ class Engine:
         if not step.encodes:
             return [], step
         step = replace(step, encodes=tuple(self._with_bytes(encode) for encode in step.encodes))
-        try:
-            result = self.runner.encode(step.encodes)
-        except Exception as error:  # not one item's fault, say out of memory: all who wait for these items fail
-            told = recover(error)
-            result = Encoded({encode.entry.key: told for encode in step.encodes})
+        needed = {entry.key for chunk in step.chunks for entry in chunk.sequence.pinned.values()}
+        result = self._run_encodes([encode for encode in step.encodes if encode.entry.key in needed], aside=False)
+        ahead = self._run_encodes([encode for encode in step.encodes if encode.entry.key not in needed], aside=True)
+        result.failures.update(ahead.failures)
         self._note_encode(step, result)
         if not result.failures:
             return [], step
@@ -273,6 +273,15 @@ class Engine:
         chunks = tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING)
         encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)
         return updates, replace(step, chunks=chunks, encodes=encodes)
+
+    def _run_encodes(self, encodes: list[Encode], aside: bool) -> Encoded:
+        if not encodes:
+            return Encoded()
+        try:
+            return self.runner.encode(encodes, aside)
+        except Exception as error:  # not one item's fault, say out of memory: all who wait for these items fail
+            told = recover(error)
+            return Encoded({encode.entry.key: told for encode in encodes})
 
     def _decode_ahead(self, step: Step) -> None:
         """Looks for what comes next only when that can have changed: most steps of decoding change nothing."""
@@ -305,7 +314,7 @@ class Engine:
         for clock in clocks:
             for stage, seconds in result.clock.seconds.items():
                 clock.add(stage, seconds)
-        if result.tower is not None:
+        if result.tower is not None and clocks:
             self._times.append((result.tower, clocks, "encode"))
 
     def _launch(self, step: Step) -> "Launched | None":

@@ -79,6 +79,7 @@ class Runner:
         step_graphs: StepGraphs | None = None,
         gpu_decoder: GpuDecoder | None = None,
         most_patches: int = EngineConfig.max_patches_per_step,
+        encode_aside: bool = True,
     ) -> None:
         self.model, self.processor, self._graphs = model, processor, tower_graphs
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
@@ -86,6 +87,8 @@ class Runner:
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self.step_graphs = step_graphs
+        self._side = torch.cuda.Stream(self.device) if encode_aside and self.device.type == "cuda" else None
+        self._aside: torch.cuda.Event | None = None  # when what was encoded aside is done, until somebody waited for it
         self._sampled: torch.Tensor | None = None  # tokens of the last step, on the device
         self._places: dict[int, int] = {}  # where each sequence's stands among them, by id
         self.gpu_decoder = gpu_decoder
@@ -93,8 +96,26 @@ class Runner:
         self._patches = PatchMaker(processor, self.device, dtype, compact_patches, self._decoders, gpu_decoder)
         self.ahead = self._patches.ahead
 
-    def encode(self, encodes: Seq[Encode]) -> Encoded:
-        """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller."""
+    def encode(self, encodes: Seq[Encode], aside: bool = False) -> Encoded:
+        """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller.
+
+        `aside`: on a stream of its own, beside what is computed meanwhile; who needs the rows waits for them on the device.
+        """
+        self._wait_for_aside()  # they share the tower's buffers, and an entry may take the place of one encoded aside
+        if not (aside and self._side is not None):
+            return self._encode(encodes)
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            result = self._encode(encodes)
+        self._aside = self._side.record_event()
+        return result
+
+    def _wait_for_aside(self) -> None:
+        if self._aside is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._aside)
+            self._aside = None
+
+    def _encode(self, encodes: Seq[Encode]) -> Encoded:
         result = Encoded()
         for encode in encodes:
             for offload in encode.offloads:
@@ -159,6 +180,8 @@ class Runner:
         Tokens that the step before sampled and that nobody has read yet are taken on the device.
         """
         batch = pack_batch(chunks, self.embeddings, self._places)
+        if batch.has_rows:
+            self._wait_for_aside()
         self.counts.steps += 1
         self.counts.tokens += len(batch.token_ids)
         logits = self.step_graphs.run(batch) if self.step_graphs is not None else None
