@@ -62,7 +62,7 @@ def ladder_by_score(scores: Tensor, settings: DrawSettings) -> Ladder:
     if 0 < settings.largest_k <= SELECT_UP_TO:
         ranked, ids = best_first(scores, min(settings.largest_k, vocab))
     else:
-        ranked, ids = scores.sort(dim=1, descending=True, stable=True)
+        ranked, ids = (scores + 0.0).sort(dim=1, descending=True, stable=True)  # without -0.0: equal to 0.0 in any sort
     weights = _weights(ranked, ranked[:, :1], settings.temperature)
     running = _units(weights, vocab).cumsum(dim=1)
     last = settings.last
