@@ -51,3 +51,12 @@ def value_of(key: str, record: Mapping[str, Any]) -> float:
     if not record["largest"][size]:
         raise NoFigureError(record["probes"][0]["error"])
     return float(record["largest"][size])
+
+
+def figures_of(key: str, record: Mapping[str, Any]) -> dict[str, float]:
+    """The figure, and what else the record shows: by how much the GPU's memory grew from the fewest images to the most."""
+    found = {key: value_of(key, record)}
+    memory = [probe["gpu_memory_mb"] for probe in record.get("probes", ()) if probe["gpu_memory_mb"] is not None]
+    if len(memory) > 1:
+        found[f"probe_memory_growth_mb.{key.partition('.')[2]}"] = memory[-1] - memory[0]
+    return found

@@ -87,6 +87,18 @@ def _linear_gelu_tanh(at: Setting) -> Iterator[Case]:
         )
 
 
+def _add_linear(at: Setting) -> Iterator[Case]:
+    size, out = at.spec.vision.intermediate_size, at.spec.vision.hidden_size
+
+    def make(rows: int) -> Arguments:
+        weight = at.normal(out, size) * size**-0.5
+        return {"total": at.normal(rows, out), "x": at.normal(rows, size), "weight": weight, "bias": None}
+
+    for rows in at.sizes.patches:
+        moved = at.itemsize * (rows * (size + 2 * out) + size * out)
+        yield Case(f"{rows}x{size} to {out}", partial(make, rows), moved, 2.0 * rows * size * out)
+
+
 def _gelu(at: Setting) -> Iterator[Case]:
     joined = at.spec.vision.hidden_size * at.spec.vision.merge_size**2
     for patches in at.sizes.patches:
@@ -196,6 +208,7 @@ TOWER_SHAPES: dict[str, Maker] = {
     "vision_rotary": _vision_rotary,
     "segment_attention": _segment_attention,
     "linear_gelu_tanh": _linear_gelu_tanh,
+    "add_linear": _add_linear,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "patch_places": _patch_places,

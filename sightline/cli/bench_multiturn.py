@@ -12,6 +12,7 @@ from sightline.cli.bench_target import (
     image_kinds,
     image_settings,
     keep_in_summary,
+    keep_record,
     target_config,
 )
 
@@ -43,7 +44,7 @@ def add_command(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.load.multiturn import MultiturnConfig, last_round_figures, round_fields
-    from sightline.bench.load.record import append_record, heading
+    from sightline.bench.load.record import heading
     from sightline.bench.load.serve import in_event_loop
 
     seed = chosen_seed(arguments)
@@ -62,21 +63,20 @@ def run(arguments: argparse.Namespace) -> int:
     )
     model, rounds = in_event_loop(_measure(config))
     print(_tables(rounds))
-    if arguments.output is not None:
-        settings = {
-            "label": arguments.label,
-            "model_id": model,
-            "resolutions": [kind.resolution for kind in config.images],
-            "num_rounds": config.rounds,
-            "conversations": config.conversations,
-            "input_len": config.input_len,
-            "output_len": config.output_len,
-            "ignore_eos": config.ignore_eos,
-            "seed": config.seed,
-            "extra_body": config.extra_body,
-            **image_settings(arguments),
-        }
-        append_record(arguments.output, {**heading("multiturn", settings), "rounds": [round_fields(found) for found in rounds]})
+    settings = {
+        "label": arguments.label,
+        "model_id": model,
+        "resolutions": [kind.resolution for kind in config.images],
+        "num_rounds": config.rounds,
+        "conversations": config.conversations,
+        "input_len": config.input_len,
+        "output_len": config.output_len,
+        "ignore_eos": config.ignore_eos,
+        "seed": config.seed,
+        "extra_body": config.extra_body,
+        **image_settings(arguments),
+    }
+    keep_record(arguments, {**heading("multiturn", settings), "rounds": [round_fields(found) for found in rounds]})
     keep_in_summary(arguments, last_round_figures(rounds, arguments.summary_key))
     return 0 if any(found.ttfts_ms for found in rounds) else 1
 

@@ -12,6 +12,7 @@ from sightline.cli.bench_target import (
     image_kinds,
     image_settings,
     keep_in_summary,
+    keep_record,
     target_config,
 )
 
@@ -40,7 +41,7 @@ def add_command(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.load.probe import ProbeConfig, largest, probe_fields
-    from sightline.bench.load.record import append_record, heading
+    from sightline.bench.load.record import heading
     from sightline.bench.load.serve import in_event_loop
 
     seed = chosen_seed(arguments)
@@ -65,20 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"{resolution}: {count} images in one request"
             + (" (as many as were tried)" if _no_error(probes, resolution) else "")
         )
-    if arguments.output is not None:
-        settings = {
-            "label": arguments.label,
-            "model_id": model,
-            "resolutions": list(most),
-            "max_images": config.max_images,
-            "input_len": config.input_len,
-            "output_len": config.output_len,
-            "seed": config.seed,
-            "extra_body": config.extra_body,
-            **image_settings(arguments),
-        }
-        record = {**heading("probe", settings), "largest": most, "probes": [probe_fields(probe) for probe in probes]}
-        append_record(arguments.output, record)
+    settings = {
+        "label": arguments.label,
+        "model_id": model,
+        "resolutions": list(most),
+        "max_images": config.max_images,
+        "input_len": config.input_len,
+        "output_len": config.output_len,
+        "seed": config.seed,
+        "extra_body": config.extra_body,
+        **image_settings(arguments),
+    }
+    record = {**heading("probe", settings), "largest": most, "probes": [probe_fields(probe) for probe in probes]}
+    keep_record(arguments, record)
     keep_in_summary(arguments, {f"{arguments.summary_key}.{resolution}": count for resolution, count in most.items()})
     return 0 if any(most.values()) else 1
 

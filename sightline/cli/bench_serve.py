@@ -14,6 +14,7 @@ from sightline.cli.bench_target import (
     image_kind,
     image_settings,
     keep_in_summary,
+    keep_record,
     target_config,
 )
 from sightline.errors import ConfigError
@@ -76,7 +77,7 @@ def add_command(actions: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.load.block import result_block, warnings
     from sightline.bench.load.datasets import DatasetConfig
-    from sightline.bench.load.record import append_record, serve_record
+    from sightline.bench.load.record import serve_record
     from sightline.bench.load.serve import ServeConfig, bench_serve
     from sightline.bench.load.summary_keys import check_serve_key, serve_figure
     from sightline.bench.load.videos import VideoKind
@@ -114,9 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(result_block(done.figures, done.result.lag, config.request_rate, config.max_concurrency))
     for warning in warnings(done.figures, done.result.lag):
         print(f"Warning: {warning}", file=sys.stderr)
-    if arguments.output is not None:
-        settings = _settings(arguments, done.model, config)
-        append_record(arguments.output, serve_record(done.result, done.figures, settings, arguments.save_texts))
+    settings = _settings(arguments, done.model, config)
+    keep_record(arguments, serve_record(done.result, done.figures, settings, arguments.save_texts))
     if arguments.summary_key is not None:
         value = serve_figure(arguments.summary_key, done.figures)
         if value is None:

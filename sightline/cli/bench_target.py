@@ -21,6 +21,7 @@ SIZES = "360p, 720p, 1080p, 2k, 4k or HEIGHTxWIDTH"
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
     add_server_flags(parser).add_argument("--label", metavar="TEXT", help="what the results are called in comparisons")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append the results to this file, as a line of JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, alone")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add figures to")
 
 
@@ -135,6 +136,17 @@ def image_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "image_format": arguments.image_format,
         "image_quality": arguments.image_quality,
     }
+
+
+def keep_record(arguments: argparse.Namespace, record: Mapping[str, Any]) -> None:
+    """To the files that --output and --json name, if they name any."""
+    from sightline.bench.load.record import append_record
+    from sightline.cli.bench import keep
+
+    if arguments.output is not None:
+        append_record(arguments.output, record)
+    if arguments.json is not None:
+        keep(arguments.json, dict(record))
 
 
 def keep_in_summary(arguments: argparse.Namespace, figures: Mapping[str, float]) -> None:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, float], dict[str, str]]:
     """Figures, and what went wrong. Each figure is kept as soon as it is there."""
     from sightline.bench.summary import add_to_summary
-    from sightline.bench.target_jobs import JOBS, NoFigureError, value_of
+    from sightline.bench.target_jobs import JOBS, NoFigureError, figures_of
     from sightline.bench.target_table import as_fields
     from sightline.cli.bench import keep
 
@@ -60,12 +60,13 @@ def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, 
     for number, key in enumerate(keys):
         try:
             records[key] = _record(arguments, JOBS[key], seed + number)
-            found[key] = value_of(key, records[key])
+            new = figures_of(key, records[key])
+            found |= new
         except (NoFigureError, UserError) as error:
             failures[key] = str(error)
         print(f"{key:22s} {found[key]:12,.2f}" if key in found else f"{key:22s} {failures[key]}", flush=True)
         if arguments.summary is not None and key in found:
-            add_to_summary(arguments.summary, {key: found[key]}, f"sightline bench {JOBS[key]}", device)
+            add_to_summary(arguments.summary, new, f"sightline bench {JOBS[key]}", device)
         if arguments.json is not None:
             about = {"benchmark": "targets", "device": device, "seed": seed}
             keep(arguments.json, {**about, "figures": as_fields(found), "failures": failures, "records": records})

@@ -94,7 +94,7 @@ def test_soak(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["bench", "soak", *flags]) == 0
     report = json.loads(kept.read_text())
     assert report["complaints"] == [] and report["errors"] == {} and report["output_tokens"] > 0
-    assert set(report["asked"]) <= set(KINDS) and len(report["asked"]) >= 4 and sum(report["asked"].values()) >= 8
+    assert set(report["asked"]) <= set(KINDS) and len(report["asked"]) >= 2 and sum(report["asked"].values()) >= 4
     assert report["before"]["engine_mb"] > 50 and report["after"]["api_mb"] > 20 and len(report["samples"]) >= 1
     grown = [report[when]["metrics"]["sightline:generation_tokens_total"] for when in ("before", "after")]
     assert grown[1] - grown[0] >= report["output_tokens"]  # of those who left, too

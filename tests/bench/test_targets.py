@@ -11,7 +11,7 @@ import pytest
 from bench.stub import RunningStub, refusal, stream, usage
 from sightline.bench.load.machine import read_metrics
 from sightline.bench.summary import add_to_summary, commit, values_of
-from sightline.bench.target_jobs import JOBS, NoFigureError, value_of
+from sightline.bench.target_jobs import JOBS, NoFigureError, figures_of, value_of
 from sightline.bench.target_table import TARGETS, TargetFigure, as_fields, figure_table
 from sightline.cli.bench import command
 from sightline.cli.main import main, make_parser
@@ -55,10 +55,11 @@ def test_serve_keeps_the_figure_that_the_key_names(server: RunningServer, tmp_pa
     file, output = tmp_path / "summary.json", tmp_path / "o.jsonl"
     file.write_text('{"other": {"value": 1}}')
     flags = ["serve", "--port", str(server.port), "--image-resolution", "64x64", "--num-prompts", "3", "--max-concurrency", "1"]
-    flags += ["--output-len", "2", "--ignore-eos", "--no-progress", "--output", str(output)]
+    flags += ["--output-len", "2", "--ignore-eos", "--no-progress", "--output", str(output), "--json", str(tmp_path / "o.json")]
     known = summary_after(file, *flags, "--summary-key", "ttft_ms.64")
     known = summary_after(file, *flags, "--summary-key", "serve_rps.64", "--again")
     records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert json.loads((tmp_path / "o.json").read_text()) == records[1]
     assert known["ttft_ms.64"]["value"] == pytest.approx(records[0]["median_ttft_ms"], abs=1e-3)
     assert known["serve_rps.64"]["value"] == pytest.approx(records[1]["request_throughput"], abs=1e-3)
     assert known["ttft_ms.64"]["device"] == "cpu" and known["other"] == {"value": 1}
@@ -91,6 +92,12 @@ def test_targets(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFi
     assert sum(line.startswith("ttft_ms.560") for line in out.splitlines()) == 2
     assert main([*flags, "--list"]) == 0
     assert f"{value:,.2f}"[:4] in capsys.readouterr().out
+
+
+def test_growth_of_memory_stands_beside_the_images() -> None:
+    probes = [{"images": count, "error": None, "gpu_memory_mb": memory} for count, memory in ((8, 900.0), (64, 912.0))]
+    record = {"kind": "probe", "largest": {"2k": 64}, "probes": probes}
+    assert figures_of("probe_images.2k", record) == {"probe_images.2k": 64, "probe_memory_growth_mb.2k": 12.0}
 
 
 def test_a_failed_request_is_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
