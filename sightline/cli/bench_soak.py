@@ -23,9 +23,7 @@ def add_command(actions: Any) -> None:
     parser.add_argument(
         "--admin-api-key", metavar="KEY", help="the server's; with it caches are emptied and the engine's memory is read"
     )
-    parser.add_argument(
-        "--gpu-slack", type=float, default=512.0, metavar="MB", help="the GPU's may grow by (default: 512)"
-    )
+    parser.add_argument("--gpu-slack", type=float, default=512.0, metavar="MB", help="the GPU's may grow by (default: 512)")
     parser.add_argument(
         "--process-slack", type=float, default=1024.0, metavar="MB", help="memory of a process may grow by (default: 1024)"
     )
