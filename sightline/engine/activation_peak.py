@@ -31,23 +31,31 @@ _GRAPH_BYTES = 8 * 1024**2  # what the driver keeps of a recorded graph, beside 
 
 @dataclass(frozen=True)
 class GraphSizes:
-    """The CUDA graphs that an engine records: the largest, and how many."""
+    """The CUDA graphs that an engine records: the largest, how many, and what all of them put out together.
+
+    They share the memory that their kernels work in, but each keeps its result.
+    """
 
     step_tokens: int = 0  # of the largest graph of a step; 0: none
     step_graphs: int = 0
+    step_logits: int = 0  # rows of the vocabulary's width
     tower_patches: int = 0  # of the largest graph of the tower; 0: none
     tower_graphs: int = 0
+    tower_out: int = 0  # patches whose rows are kept
 
 
 def graph_sizes(config: EngineConfig, tower: bool, steps: bool) -> GraphSizes:
     """What an engine with these settings records, if it records its tower and its steps."""
     recorded = buckets(config.max_num_seqs, config.max_num_batched_tokens) if steps else []
+    sizes = patch_buckets(MOST_PATCHES) if tower else []
     return GraphSizes(
         step_tokens=recorded[0].tokens if recorded else 0,
         step_graphs=len(recorded),
+        step_logits=sum(bucket.sequences for bucket in recorded),
         tower_patches=MOST_PATCHES if tower else 0,
         # Recorded when first needed, so not all of them will be.
-        tower_graphs=len(patch_buckets(MOST_PATCHES)) * len(SEGMENTS) if tower else 0,
+        tower_graphs=len(sizes) * len(SEGMENTS),
+        tower_out=sum(sizes) * len(SEGMENTS),
     )
 
 
@@ -116,7 +124,10 @@ def measure_peaks(
         sampling = seen + _peak(device, lambda: rehearse_sampling(vocab, config.max_num_seqs, device, weight.dtype))
     with _naming("max_patches_per_step" if at_once == config.max_patches_per_step else "max_pixels", at_once):
         encode = tower(at_once)
+    vision = model.spec.vision
     kept = _GRAPH_BYTES * (graphs.step_graphs + graphs.tower_graphs)
+    kept += graphs.step_logits * vocab * weight.dtype.itemsize
+    kept += graphs.tower_out // vision.merge_size**2 * vision.row_width * weight.dtype.itemsize
     kept += language(graphs.step_tokens, graphs.step_tokens) if graphs.step_tokens else 0
     kept += tower(graphs.tower_patches) if graphs.tower_patches else 0
     return Peaks(

@@ -1,6 +1,6 @@
-"""A few private requests before the first real one: kernels are compiled and libraries loaded at first use, seconds in all.
+"""Graphs, and a few private requests, before the first real one: kernels are compiled and libraries loaded at first use.
 
-They take the way of every request, from JPEG bytes to sampled tokens, and leave nothing behind: caches are flushed, and
+The requests take the way of every request, from JPEG bytes to sampled tokens, and leave nothing behind: caches are flushed, and
 counters begin again.
 """
 
@@ -30,6 +30,8 @@ _PICTURE = (330, 250)  # pixels: no multiple of any family's patches, so that it
 
 def warm_up(engine: Engine, files: ModelFiles) -> None:
     """Raises what a request would fail with."""
+    if engine.runner.step_graphs is not None:
+        engine.runner.step_graphs.record_all()
     for request in _requests(engine, files):  # alone, as decoding alone has kernels of its own; then all together
         _answer(engine, [(request, _WAYS[0])])
         engine.flush()

@@ -9,11 +9,11 @@ Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  #
 
 
 def capture_cuda_graphs(device: torch.device) -> Capture:
-    """Records on a stream of its own, into a pool that all graphs share. What is compiled at first use is compiled before."""
-    pool = torch.cuda.graph_pool_handle()
+    """Records into a pool that all graphs share. What is compiled at first use is compiled before, on one stream of its own:
+    torch and cuBLAS keep memory for each stream that was ever used."""
+    pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
-        side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(2):

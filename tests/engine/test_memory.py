@@ -14,8 +14,10 @@ from sightline.config import EngineConfig
 from sightline.engine.activation_peak import (
     CLIP_GROUP_BYTES,
     DECODER_PIXELS,
+    GraphSizes,
     Peaks,
     decoder_bytes,
+    graph_sizes,
     largest_frame,
     largest_item,
     pixel_bytes,
@@ -24,8 +26,10 @@ from sightline.engine.memory import MARGIN_BYTES, DeviceMemory, MemoryPlan, plan
 from sightline.engine.out_of_memory import recover
 from sightline.engine.rehearsal import chunk_lengths, rehearse_language, rehearse_sampling, rehearse_tower, square_grid
 from sightline.errors import ConfigError, OutOfMemoryError
+from sightline.run.step_graphs import buckets
 from sightline.vision import gpu_decode
 from sightline.vision import patches as patches_module
+from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
 
 GB = 1024**3
 PEAKS = Peaks(language=2 * GB, sampling=GB // 2, tower=2 * GB, pixels=GB // 2, graphs=GB // 4)
@@ -121,6 +125,17 @@ def test_a_cpu_has_room_for_one_sequence_whatever_its_length(spec: Any) -> None:
 def test_utilization_is_a_share(tiny_checkpoints: dict[str, Path], share: float) -> None:
     with pytest.raises(ConfigError, match="gpu_memory_utilization is"):
         driver(tiny_checkpoints["qwen3-vl"], gpu_memory_utilization=share)
+
+
+def test_every_graph_that_an_engine_records_is_counted() -> None:
+    """Red when the engine records graphs that the plan does not know of."""
+    config = EngineConfig(max_num_seqs=64, max_num_batched_tokens=8192)
+    sizes = graph_sizes(config, tower=True, steps=True)
+    steps, towers = buckets(64, 8192), patch_buckets(MOST_PATCHES)
+    assert sizes.step_tokens == max(bucket.tokens for bucket in steps)
+    assert sizes.step_graphs == len(steps) and sizes.step_logits == sum(bucket.sequences for bucket in steps)
+    assert sizes.tower_patches == max(towers) and sizes.tower_graphs == len(towers) * len(SEGMENTS)
+    assert graph_sizes(config, tower=False, steps=False) == GraphSizes()
 
 
 # ---- What is rehearsed
