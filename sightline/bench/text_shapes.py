@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_arguments
+from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
 from sightline.ops.rotary import make_rotary_table, mrope_axes
 
@@ -68,7 +69,8 @@ def _rotate_and_store(at: Setting) -> Iterator[Case]:
     axes = mrope_axes(text.rope.sections, text.rope.layout, at.device)
 
     def make(rows: int) -> Arguments:
-        pages = -(-rows // 16) + 1
+        page_size = EngineConfig().page_size
+        pages = -(-rows // page_size) + 1
         return {
             "qkv": at.normal(rows, text.num_heads + 2 * text.num_kv_heads, text.head_dim),
             "q_weight": at.normal(text.head_dim) if text.qk_norm else None,
@@ -78,8 +80,8 @@ def _rotate_and_store(at: Setting) -> Iterator[Case]:
             "table": table,
             "axes": axes,
             "pairing": text.rope.pairing,
-            "k_cache": at.normal(pages, 16, text.num_kv_heads, text.head_dim),
-            "v_cache": at.normal(pages, 16, text.num_kv_heads, text.head_dim),
+            "k_cache": at.normal(pages, page_size, text.num_kv_heads, text.head_dim),
+            "v_cache": at.normal(pages, page_size, text.num_kv_heads, text.head_dim),
             "slots": torch.arange(rows, device=at.device),
         }
 
@@ -99,7 +101,7 @@ def _paged_attention(at: Setting) -> Iterator[Case]:
 
 def _paged(at: Setting, sequences: int, queries: int, context: int) -> Case:
     text = at.spec.text
-    page_size = 16
+    page_size = EngineConfig().page_size
 
     def make() -> Arguments:
         pages = -(-context // page_size)
