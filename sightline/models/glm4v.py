@@ -143,10 +143,10 @@ def _size(text: dict[str, Any], vision: dict[str, Any], sections: list[int]) -> 
 
 
 _TINY_TEXT = {
-    "num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 192, "vocab_size": 320, "max_position_embeddings": 8192,
 }  # fmt: skip
-_TINY_TOWER = {"depth": 3, "hidden_size": 96, "num_heads": 2, "intermediate_size": 176, "image_size": 112}
+_TINY_TOWER = {"depth": 3, "hidden_size": 128, "num_heads": 2, "intermediate_size": 176, "image_size": 112}
 _9B_TEXT = {
     "num_hidden_layers": 40, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 2,
     "intermediate_size": 13696, "vocab_size": 151552,
@@ -170,7 +170,7 @@ FAMILY = Family(
     read_spec=read_spec,
     read_processor=read_processor,
     weight_table=weights,
-    sizes={"tiny": _size(_TINY_TEXT, _TINY_TOWER, [2, 3, 3]), "9b": _size(_9B_TEXT, _9B_TOWER, [8, 12, 12])},
+    sizes={"tiny": _size(_TINY_TEXT, _TINY_TOWER, [4, 6, 6]), "9b": _size(_9B_TEXT, _9B_TOWER, [8, 12, 12])},
     preprocessor={
         "size": {"shortest_edge": 12544, "longest_edge": 9633792},
         **_PROCESSING,

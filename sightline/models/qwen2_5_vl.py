@@ -144,7 +144,7 @@ FAMILY = Family(
     read_processor=read_processor,
     weight_table=weights,
     sizes={
-        "tiny": _size({**_text(3, 128, 4, 2, 192, 320), "max_position_embeddings": 8192}, False, _TINY_TOWER, (4, 6, 6)),
+        "tiny": _size({**_text(3, 128, 2, 1, 192, 320), "max_position_embeddings": 8192}, False, _TINY_TOWER, (8, 12, 12)),
         "3b": _size(_text(36, 2048, 16, 2, 11008, 151936), tie=True),
         "7b": _size(_text(28, 3584, 28, 4, 18944, 152064), tie=False),
         "32b": _size(_text(64, 5120, 40, 8, 27648, 152064), False, {"intermediate_size": 3456}),

@@ -131,8 +131,8 @@ _TINY_TOWER = {
     "depth": 4, "hidden_size": 144, "num_heads": 2, "intermediate_size": 160, "deepstack_visual_indexes": [0, 1, 2],
     "num_position_embeddings": 64,
 }  # fmt: skip
-_TINY_TEXT = {
-    "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+_TINY_TEXT = {  # heads of a size that GPU kernels take
+    "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
     "intermediate_size": 192, "vocab_size": 320, "max_position_embeddings": 8192,
 }  # fmt: skip
 
@@ -161,7 +161,7 @@ FAMILY = Family(
     read_processor=read_processor,
     weight_table=weights,
     sizes={
-        "tiny": _size(_TINY_TEXT, _TINY_TOWER, [6, 5, 5], tie=False, theta=1e4),
+        "tiny": _size(_TINY_TEXT, _TINY_TOWER, [12, 10, 10], tie=False, theta=1e4),
         "2b": _size(_text(28, 2048, 16, 6144), _SMALL_TOWER, [24, 20, 20], tie=True),
         "4b": _size(_text(36, 2560, 32, 9728), _SMALL_TOWER, [24, 20, 20], tie=True),
         "8b": _size(_text(36, 4096, 32, 12288), _LARGE_TOWER, [24, 20, 20], tie=False),
