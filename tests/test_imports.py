@@ -30,7 +30,7 @@ ALLOWED = {
     "vision": {"models", "ops", "media"},
     "schedule": {"cache"},
     "run": {"grammar", "vision", "models", "ops", "schedule", "cache"},
-    "engine": {"run", "grammar", "vision", "models", "prompt", "schedule", "cache", "stream"},
+    "engine": {"run", "grammar", "vision", "models", "ops", "prompt", "schedule", "cache", "stream"},
     "llm": {"engine", "run", "grammar", "models", "prompt", "media"},
     "bench": {"evals", "server", "llm", "engine", "run", "vision", "models", "ops", "schedule", "cache", "prompt", "media"},
     "evals": {"llm", "engine", "run", "models", "prompt", "media", "stream", "data"},

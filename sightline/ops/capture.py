@@ -20,7 +20,8 @@ def capture_cuda_graphs(device: torch.device) -> Capture:
                 run()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Threads that decode images may allocate meanwhile: that is no fault of the recording.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             out = run()
         return graph.replay, out
 

@@ -60,6 +60,7 @@ class TowerGraphs:
         self._numbers = torch.arange(rows, device=device)  # the order of rows that no window has
         self._order, self._inverse = self._numbers.clone(), self._numbers.clone()
         self._window_starts = whole(most_patches // self._unit + 1)
+        self._rows = torch.zeros(rows, spec.row_width, dtype=weight.dtype, device=device)
 
     def bucket_of(self, batch: TowerBatch) -> Bucket | None:
         """The smallest bucket that the batch fits; None if there is none, or if it has clips, whose patches are wider."""
@@ -85,7 +86,9 @@ class TowerGraphs:
         self._fill(batch, bucket)
         if bucket not in self._graphs:
             static = self._static_batch(bucket)
-            self._graphs[bucket] = self._capture(lambda: self._tower(static))
+            # One place for the rows of all graphs: else each would keep memory for its own.
+            out = self._rows[: bucket.patches // self._unit]
+            self._graphs[bucket] = self._capture(lambda: out.copy_(self._tower(static)))
         replay, rows = self._graphs[bucket]
         replay()
         return rows[: len(batch.patches[0]) // self._unit].clone()

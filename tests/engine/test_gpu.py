@@ -87,4 +87,4 @@ def test_a_step_does_not_wait_for_the_device(llm: LLM, family: str) -> None:
         sampled = engine.runner.compute(step.chunks, rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert not failures and sampled is not None and sampled.token_ids.shape == (1,)
+    assert not failures and sampled is not None and sampled.read().token_ids.shape == (1,)
