@@ -1,5 +1,6 @@
 """Shapes at which ops of the language model are timed: rows of decoding, rows of prefill."""
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -61,6 +62,28 @@ def _silu_mul(at: Setting) -> Iterator[Case]:
 
     for rows in at.sizes.rows:
         yield Case(f"{rows}x{size}", partial(make, rows), 3 * at.itemsize * rows * size)
+
+
+def _linear(at: Setting) -> Iterator[Case]:
+    text = at.spec.text
+    heads = text.num_heads * text.head_dim
+    qkv = heads + 2 * text.num_kv_heads * text.head_dim
+    maps = ((text.hidden_size, qkv), (heads, text.hidden_size), (text.intermediate_size, text.hidden_size))
+    for rows, (size, out) in itertools.product(at.sizes.rows, dict.fromkeys(maps)):
+        yield _product(at, rows, size, out, out)
+
+
+def _linear_silu_mul(at: Setting) -> Iterator[Case]:
+    for rows in at.sizes.rows:
+        yield _product(at, rows, at.spec.text.hidden_size, 2 * at.spec.text.intermediate_size, at.spec.text.intermediate_size)
+
+
+def _product(at: Setting, rows: int, size: int, out: int, written: int) -> Case:
+    def make() -> Arguments:
+        return {"x": at.normal(rows, size), "weight": size**-0.5 * at.normal(out, size), "bias": None}
+
+    moved = at.itemsize * (size * out + rows * (size + written))
+    return Case(f"{rows}x{size} to {out}", make, moved, 2.0 * rows * size * out)
 
 
 def _rotate_and_store(at: Setting) -> Iterator[Case]:
@@ -170,6 +193,8 @@ TEXT_SHAPES: dict[str, Maker] = {
     "add_rms_norm": _add_rms_norm,
     "add_rms_norm_rows": _add_rms_norm_rows,
     "silu_mul": _silu_mul,
+    "linear": _linear,
+    "linear_silu_mul": _linear_silu_mul,
     "rotate_and_store": _rotate_and_store,
     "paged_attention": _paged_attention,
     "forbid_tokens": _forbid_tokens,

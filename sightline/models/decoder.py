@@ -1,12 +1,12 @@
 """The language model: one decoder for every family; TextSpec says what differs."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from sightline.models.inputs import ForwardBatch, LayerCache
-from sightline.models.layers import GatedMLP, RMSNorm
+from sightline.models.layers import GatedMLP, RMSNorm, apply_linear
 from sightline.ops.attention import paged_attention
+from sightline.ops.linear import linear
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 from sightline.ops.rows import embed_rows
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, table: RotaryTable, axes: torch.Tensor
     ) -> torch.Tensor:
         q = rotate_and_store(
-            self.qkv(hidden).unflatten(1, (-1, self.spec.head_dim)),
+            apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim)),
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
             self.spec.norm_eps,
@@ -49,8 +49,7 @@ class Attention(nn.Module):
             batch.query_lengths_host,
             batch.context_lengths_host,
         )
-        out: torch.Tensor = self.out(attended.flatten(1))
-        return out
+        return apply_linear(self.out, attended.flatten(1))
 
 
 def norm_of_sum(
@@ -130,7 +129,7 @@ class Decoder(nn.Module):
         rows = None if tap is None or batch.row_index is None else batch.row_index[wanted]
         normed, _ = norm_of_sum(self.norm, hidden[wanted], pending[wanted], tap, rows)
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(normed, head)
+        return linear(normed, head, None)
 
     def _taps(self, batch: ForwardBatch) -> list[torch.Tensor]:
         """[rows, size] each: what vision tokens get added after layer 0, 1, …"""

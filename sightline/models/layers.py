@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sightline.ops.activations import gelu_tanh, silu_mul
-from sightline.ops.linear import add_linear, linear_gelu_tanh
+from sightline.ops.linear import add_linear, linear, linear_gelu_tanh, linear_silu_mul
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.spec import Norm
 
@@ -53,12 +53,20 @@ def add_product(total: torch.Tensor, x: torch.Tensor, linear: nn.Module) -> torc
     return total.add_(linear(x))  # in 8-bit floats
 
 
+def apply_linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """module(x), by the op where it is a plain linear map."""
+    if isinstance(module, nn.Linear):
+        return linear(x, module.weight, module.bias)
+    out: torch.Tensor = module(x)  # in 8-bit floats
+    return out
+
+
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
 
     def __init__(self, size: int, intermediate: int, bias: bool) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(size, 2 * intermediate, bias=bias)
+        self.gate_up: nn.Module = nn.Linear(size, 2 * intermediate, bias=bias)
         self.down = nn.Linear(intermediate, size, bias=bias)
 
     @property
@@ -67,11 +75,12 @@ class GatedMLP(nn.Module):
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         """What the last linear map takes."""
-        return silu_mul(self.gate_up(x))
+        if isinstance(self.gate_up, nn.Linear):
+            return linear_silu_mul(x, self.gate_up.weight, self.gate_up.bias)
+        return silu_mul(self.gate_up(x))  # in 8-bit floats
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down(self.inner(x))
-        return out
+        return apply_linear(self.down, self.inner(x))
 
 
 class GeluMLP(nn.Module):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sightline.ops.activations import silu_mul
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 
 
@@ -52,3 +53,31 @@ def _adds_in_place(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, b
 def add_linear_cublas(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product is added to what is there, and rounded once: no pass over memory of its own."""
     return total.addmm_(x, weight.T)
+
+
+def _few_rows_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    """Rows at and beside the sizes of tiles; sizes that no tile divides, and some that every tile does."""
+    for rows, size, out in ((1, 24, 40), (3, 200, 72), (16, 600, 130), (17, 256, 96), (33, 512, 64), (64, 328, 48)):
+        weight = make.normal(out, size) * size**-0.5
+        yield {"x": make.normal(rows, size), "weight": weight, "bias": None}
+        yield {"x": make.normal(rows, size), "weight": weight, "bias": make.normal(out)}
+    yield {"x": make.normal(70, 64), "weight": make.normal(32, 64) / 8, "bias": None}
+
+
+@op(examples=_few_rows_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x weight^T + bias. x [rows, size], weight [out, size], bias [out] or None."""
+    return F.linear(x, weight, bias)
+
+
+@op(examples=_few_rows_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(3e-2, 3e-2)})
+def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """silu(gate) * up, where gate and up are the halves of x weight^T + bias. weight [2 * out, size] -> [rows, out]."""
+    gate, up = F.linear(x, weight, bias).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+@linear_silu_mul.twin("two_ops", when=lambda x, weight, bias: x.is_cuda, recordable=True)
+def linear_silu_mul_in_two(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The library's product, then one pass."""
+    return silu_mul(F.linear(x, weight, bias))

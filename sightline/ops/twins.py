@@ -21,6 +21,7 @@ _TRITON = (
     "qkv",
     "paged_attention",
     "fp8",
+    "few_rows",
 )
 
 

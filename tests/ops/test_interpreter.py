@@ -24,7 +24,7 @@ def test_kernels_agree_with_their_definitions() -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     names = "vision_rotary embed_rows rms_norm add_rms_norm_rows add_layer_norm best_token draw_by_id draw_by_score"
     names += " silu_mul patch_places add_position_grid resize_bicubic patchify "
-    names += "rotate_and_store paged_attention quantise_rows fp8_block_linear"
+    names += "rotate_and_store paged_attention quantise_rows fp8_block_linear linear linear_silu_mul"
     for name in names.split():
         assert f"PASSED tests/ops/test_every_op.py::test_definition_and_twins[{name}-float32-cpu]" in done.stdout
     for name in ("a_kernel_draws_what_the_definition_draws[0-cpu]", "broken_rows_give_a_token_of_the_vocabulary[cpu]"):
