@@ -9,6 +9,7 @@ from typing import Any
 
 from sightline.cli import (
     bench_compare,
+    bench_few_rows,
     bench_kernels,
     bench_language,
     bench_lookahead,
@@ -36,6 +37,7 @@ _MODULES = (
     bench_pixels,
     bench_language,
     bench_kernels,
+    bench_few_rows,
     bench_start,
     bench_lookahead,
     bench_soak,

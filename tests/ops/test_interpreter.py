@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-FILES = [str(Path(__file__).with_name(name)) for name in ("test_every_op.py", "test_sampling_kernels.py")]
+FILES = [str(Path(__file__).with_name(name)) for name in ("test_every_op.py", "test_sampling_kernels.py", "test_few_rows.py")]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_agree_with_their_definitions() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", *FILES]
-    chosen = ["-k", "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken)"]
+    chosen = ["-k", "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken or few_rows)"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command + chosen, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -29,3 +29,5 @@ def test_kernels_agree_with_their_definitions() -> None:
         assert f"PASSED tests/ops/test_every_op.py::test_definition_and_twins[{name}-float32-cpu]" in done.stdout
     for name in ("a_kernel_draws_what_the_definition_draws[0-cpu]", "broken_rows_give_a_token_of_the_vocabulary[cpu]"):
         assert f"PASSED tests/ops/test_sampling_kernels.py::test_{name}" in done.stdout
+    for name in ("with_shared_sums[cpu-8]", "do_not_know_their_neighbours[cpu]"):
+        assert f"PASSED tests/ops/test_few_rows.py::test_few_rows_{name}" in done.stdout

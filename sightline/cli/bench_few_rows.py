@@ -1,0 +1,106 @@
+"""`sightline bench few-rows`: how products of a few rows with a model's matrices are best cut into programs."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.cli.flags import add_flags, from_flags
+from sightline.config import ModelConfig
+from sightline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sightline.bench.few_rows import ProductCost
+
+_ROWS = (1, 8, 16, 32, 64)
+
+
+def add_command(actions: Any) -> None:
+    parser = actions.add_parser("few-rows", help="tilings of products of few rows with a model's matrices; no weights are read")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=list(_ROWS), metavar="N", help=f"up to 64 (default: {' '.join(map(str, _ROWS))})"
+    )
+    parser.add_argument("--matrices", nargs="+", metavar="NAME", help="only these of qkv, out, down, gate_up and head")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs to take medians over (default: 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    add_flags(parser, ModelConfig)
+    parser.set_defaults(run=run, subparser=parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from sightline.bench.few_rows import choose, matrices_of, sweep, table_lines
+    from sightline.cli.bench import command, keep
+    from sightline.config import MediaConfig
+    from sightline.engine.load import choose_device, choose_dtype
+    from sightline.models.files import read_model_files
+    from sightline.ops.twins import register_twins
+
+    if arguments.repeats < 1:
+        raise ConfigError(f"--repeats is {arguments.repeats}, but must be at least 1.")
+    for rows in arguments.rows:
+        if not 1 <= rows <= 64:
+            raise ConfigError(f"--rows is {rows}, but must be from 1 to 64.")
+    config = from_flags(ModelConfig, arguments)
+    spec = read_model_files(config, MediaConfig()).spec
+    known = {matrix.name: matrix for matrix in matrices_of(spec.text)}
+    for name in arguments.matrices or []:
+        if name not in known:
+            raise ConfigError(f"--matrices names {name!r}; there are {', '.join(known)}.")
+    device = choose_device(config.device)
+    if device.type != "cuda":
+        raise ConfigError(f"few-rows times kernels of a GPU, but --device is {device.type!r} here.")
+    dtype = choose_dtype(config.dtype, spec.dtype, device)
+    if dtype == torch.float32:
+        raise ConfigError("few-rows is about 16-bit floats, but --dtype is 'float32'.")
+    register_twins()
+    about = torch.cuda.get_device_name(device)
+    print(f"{'matrix':10s}{'rows':>5s}{'shape':>16s}   {'tiling':46s}{'us':>9s}{'TB/s':>8s}{'error':>10s}")
+    costs: list[ProductCost] = []
+    for name in arguments.matrices or known:
+        for cost in sweep(known[name], arguments.rows, device, dtype, arguments.repeats):
+            costs.append(cost)
+            if cost.tiling is None:
+                _print(cost)
+        torch.cuda.empty_cache()
+    choices = choose(costs)
+    print("\nbest of ours; * where it gains enough to be in the table")
+    for choice in choices:
+        for rows in choice.microseconds:
+            cost = next(one for one in costs if (one.matrix, one.rows, one.tiling) == (choice.matrix, rows, choice.tiling))
+            _print(cost, "* " if choice.gains else "  ", choice.library[rows])
+    failed = [cost for cost in costs if cost.microseconds is None]
+    launched = [cost for cost in costs if not cost.captured]
+    print(f"\n{len(costs)} timings, {len(failed)} tilings failed, {len(launched)} were not captured\n")
+    print("\n".join(table_lines(choices)))
+    if arguments.json is not None:
+        kept: dict[str, object] = {
+            "benchmark": "few-rows",
+            "command": command(),
+            "device": about,
+            "torch": torch.__version__,
+            "dtype": str(dtype).removeprefix("torch."),
+            "choices": [{**asdict(choice), "gains": choice.gains} for choice in choices],
+            "table": table_lines(choices),
+            "costs": [asdict(cost) for cost in costs],
+        }
+        keep(arguments.json, kept)
+
+
+def _print(cost: "ProductCost", mark: str = "  ", library: float | None = None) -> None:
+    matrix, tiling = cost.matrix, cost.tiling
+    shape = f"{matrix.size} to {matrix.width}"
+    cut = "library"
+    if tiling is not None:
+        cut = f"{tiling.columns} x {tiling.inner}, {tiling.split} parts, {tiling.warps} warps, {tiling.stages} stages"
+        cut += ", early" if tiling.early else ""
+    if cost.microseconds is None:
+        print(f"{matrix.name:10s}{cost.rows:5d}{shape:>16s} {mark}{cut:46s} {cost.failure}", flush=True)
+        return
+    beside = "" if library is None else f"   library {library:.1f}"
+    print(
+        f"{matrix.name:10s}{cost.rows:5d}{shape:>16s} {mark}{cut:46s}{cost.microseconds:9.2f}{cost.terabytes_per_second:8.2f}"
+        f"{cost.error:10.2e}{beside}",
+        flush=True,
+    )
