@@ -26,16 +26,14 @@ _COUNTERS = 2**14  # tiles whose sums are shared
 
 
 @triton.jit
-def _begin(weight, source, size, first, last, INNER: tl.constexpr, AHEAD: tl.constexpr):
-    """Lets the next kernel start; fetches the first weights; waits for the kernel before. Weights are nobody's result."""
-    gdc_launch_dependents()
-    line = tl.arange(0, AHEAD * INNER // 64)  # 128 bytes of 16-bit numbers
+def _fetch(weight, source, size, first, last, INNER: tl.constexpr, AHEAD: tl.constexpr):
+    """The first AHEAD steps of weights into the chip's cache."""
+    line = tl.arange(0, AHEAD * INNER // 64)  # of 128 bytes, 64 numbers
     inner = tl.minimum(first * INNER + line * 64, tl.minimum(last * INNER, size) - 1)
     address = (weight + source[:, None] * size + inner[None, :]).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
-    gdc_wait()
 
 
 @triton.jit
@@ -77,8 +75,10 @@ def _linear(
     each = tl.cdiv(steps, split)
     first = part * each
     last = tl.minimum(first + each, steps)
-    if AHEAD:
-        _begin(weight, source, size, first, last, INNER, AHEAD)
+    if AHEAD:  # the next kernel may start; weights are nobody's result, all else waits for the kernel before
+        gdc_launch_dependents()
+        _fetch(weight, source, size, first, last, INNER, AHEAD)
+        gdc_wait()
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for step in range(first, last):
         inner = step * INNER + tl.arange(0, INNER)
@@ -109,7 +109,10 @@ def _linear_silu_mul(
     source = tl.minimum(column, width - 1).to(tl.int64)
     steps = tl.cdiv(size, INNER)
     if AHEAD:
-        _begin(weight, source, size, 0, steps, INNER, AHEAD)
+        gdc_launch_dependents()
+        _fetch(weight, source, size, 0, steps, INNER, AHEAD)
+        _fetch(weight, source + width, size, 0, steps, INNER, AHEAD)
+        gdc_wait()
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for step in range(steps):
@@ -185,7 +188,7 @@ def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -
 
 def _launch(tiling: Tiling) -> dict[str, Any]:
     options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-    return options | ({"AHEAD": tiling.stages, "launch_pdl": True} if tiling.early else {"AHEAD": 0})
+    return options | ({"AHEAD": next_power_of_2(tiling.stages), "launch_pdl": True} if tiling.early else {"AHEAD": 0})
 
 
 def _tiling(table: dict[Key, Tiling], x: torch.Tensor, weight: torch.Tensor, width: int) -> Tiling | None:
