@@ -4,6 +4,7 @@ Twins are called with CPU tensors; in place of a launch the kernel is compiled w
 of ops whose kernels were compiled. The interpreter is laxer than the compiler: types, shapes of loops, registers.
 """
 
+import dataclasses
 import importlib
 import os
 import pkgutil
@@ -22,6 +23,7 @@ from sightline.ops.dispatch import OPS, ExampleMaker
 from sightline.ops.twins import register_twins
 
 TARGET = GPUTarget("cuda", 90, 32)
+SHARED = 227 * 1024  # bytes that a program can have
 TYPES = {
     torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.int8: "i8", torch.bool: "i1",
@@ -42,21 +44,36 @@ def type_of(value: Any) -> str:
 
 def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
     """What a launch would compile: integers that are 1 are constants, and those that 16 divides are known to be so."""
-    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages", "launch_pdl") if name in kwargs}
     values = self.signature.bind(*args, **kwargs)
     values.apply_defaults()
     signature, constants, attributes = {}, {}, {}
     for place, (parameter, (name, value)) in enumerate(zip(self.params, values.arguments.items(), strict=True)):
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        special = type(value) is int and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and value == 1):
             signature[name], constants[(place,)] = "constexpr", value
             continue
         signature[name] = type_of(value)
-        if isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0):
+        if isinstance(value, torch.Tensor) or (special and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
     key = f"{self.__name__} {signature} {constants} {attributes} {options}"
     if key not in done:
-        triton.compile(ASTSource(self, signature, constants, attributes), target=TARGET, options=options)
+        kernel = triton.compile(ASTSource(self, signature, constants, attributes), target=TARGET, options=options)
+        assert kernel.metadata.shared <= SHARED, f"{key} needs {kernel.metadata.shared} bytes of shared memory"
         done.add(key)
+
+
+def compile_few_rows() -> None:
+    """The tilings of the table at their shapes, and one that starts early."""
+    from sightline.ops.triton import few_rows_table as table
+    from sightline.ops.triton.few_rows import run_linear, run_linear_silu_mul
+
+    early = {(16, 4096, 4096): table.Tiling(32, 128, 4, 4, 6, early=True)}
+    for (rows, width, size), tiling in [*table.LINEAR.items(), *early.items()]:
+        run_linear(torch.empty(rows, size).bfloat16(), torch.empty(width, size, dtype=torch.bfloat16), None, tiling)
+    for (rows, width, size), tiling in [*table.LINEAR_SILU_MUL.items(), *early.items()]:
+        weight = torch.empty(2 * width, size, dtype=torch.bfloat16)
+        run_linear_silu_mul(torch.empty(rows, size).bfloat16(), weight, dataclasses.replace(tiling, split=1))
 
 
 def main() -> None:
@@ -67,6 +84,7 @@ def main() -> None:
         if not module.ispkg:
             importlib.import_module(f"sightline.ops.{module.name}")
     register_twins()
+    compile_few_rows()
     wanted = sys.argv[1:] or sorted(OPS)
     for name in wanted:
         op = OPS[name]
