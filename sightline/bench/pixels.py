@@ -83,7 +83,7 @@ def open_decoders(device: torch.device, threads: int) -> tuple[dict[str, JpegLib
     """Libraries by name, and why the others are not there."""
     makers: dict[str, Callable[[], JpegLibrary]] = {
         "nvimgcodec": lambda: NvImageCodec(device, threads),
-        "nvimgcodec_hardware": lambda: NvImageCodec(device, threads, kind="HW_GPU_ONLY"),
+        "nvimgcodec_hybrid": lambda: NvImageCodec(device, threads, kinds=["HYBRID_CPU_GPU"]),
         "nvjpeg": lambda: TorchvisionJpeg(device),
     }
     found, missing = {}, {}

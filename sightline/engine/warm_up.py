@@ -30,8 +30,7 @@ _PICTURE = (330, 250)  # pixels: no multiple of any family's patches, so that it
 
 def warm_up(engine: Engine, files: ModelFiles) -> None:
     """Raises what a request would fail with."""
-    if engine.runner.step_graphs is not None:
-        engine.runner.step_graphs.record_all()
+    engine.runner.record_graphs()
     for request in _requests(engine, files):  # alone, as decoding alone has kernels of its own; then all together
         _answer(engine, [(request, _WAYS[0])])
         engine.flush()

@@ -16,8 +16,7 @@ def capture_cuda_graphs(device: torch.device) -> Capture:
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            for _ in range(2):
-                run()
+            run()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Threads that decode images may allocate meanwhile: that is no fault of the recording.

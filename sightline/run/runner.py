@@ -96,6 +96,13 @@ class Runner:
         self._patches = PatchMaker(processor, self.device, dtype, compact_patches, self._decoders, gpu_decoder)
         self.ahead = self._patches.ahead
 
+    def record_graphs(self) -> None:
+        """So that no request waits for it; what is left is recorded when it is first needed."""
+        if self._graphs is not None:
+            self._graphs.record_for_one_image()
+        if self.step_graphs is not None:
+            self.step_graphs.record_all()
+
     def encode(self, encodes: Seq[Encode], aside: bool = False) -> Encoded:
         """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller.
 

@@ -22,7 +22,8 @@ from sightline.ops.dispatch import twins_are_on
 
 SEGMENTS = (1, 4, 16, 64)  # empty segments cost a little each, so a lone image does not carry sixty-three of them
 MOST_PATCHES = 8192  # of the largest bucket
-_SMALLEST, _UNIT, _GROWTH = 256, 64, 1.15  # patches of the smallest bucket; all are multiples of the unit
+_UNIT = 64  # patches; the size of each bucket is a multiple of it
+_STEPS = ((1024, 64), (2048, 128), (MOST_PATCHES, 256))  # up to so many patches, buckets are so far apart
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Bucket:
 
 
 def patch_buckets(most: int) -> list[int]:
-    found = [_SMALLEST]
+    """What a bucket has beyond a batch is computed in vain: at most 64 patches of a small one, 1/16 of a large one."""
+    found = [_UNIT]
     while found[-1] < most:
-        found.append(min(most, -(-int(found[-1] * _GROWTH) // _UNIT) * _UNIT))
+        found.append(min(most, found[-1] + next(step for end, step in _STEPS if found[-1] < end)))
     return found
 
 
@@ -62,6 +64,13 @@ class TowerGraphs:
         self._window_starts = whole(most_patches // self._unit + 1)
         self._rows = torch.zeros(rows, spec.row_width, dtype=weight.dtype, device=device)
 
+    @torch.inference_mode()
+    def record_for_one_image(self) -> None:
+        """The graphs that single images will need; those for more at once are recorded when they are first needed."""
+        if self._tower.spec.window is None:  # how many windows an image has depends on its shape
+            for patches in reversed(self._buckets):  # the largest first, so that the others find room in its memory
+                self._recorded(Bucket(patches, 1, 0))
+
     def bucket_of(self, batch: TowerBatch) -> Bucket | None:
         """The smallest bucket that the batch fits; None if there is none, or if it has clips, whose patches are wider."""
         if len(batch.patches) != 1 or batch.patches[0].shape[1] != self._patches.shape[1]:
@@ -84,14 +93,17 @@ class TowerGraphs:
         if bucket is None:
             return None
         self._fill(batch, bucket)
+        replay, rows = self._recorded(bucket)
+        replay()
+        return rows[: len(batch.patches[0]) // self._unit].clone()
+
+    def _recorded(self, bucket: Bucket) -> tuple[Replay, torch.Tensor]:
         if bucket not in self._graphs:
             static = self._static_batch(bucket)
             # One place for the rows of all graphs: else each would keep memory for its own.
             out = self._rows[: bucket.patches // self._unit]
             self._graphs[bucket] = self._capture(lambda: out.copy_(self._tower(static)))
-        replay, rows = self._graphs[bucket]
-        replay()
-        return rows[: len(batch.patches[0]) // self._unit].clone()
+        return self._graphs[bucket]
 
     def _fill(self, batch: TowerBatch, bucket: Bucket) -> None:
         count = len(batch.patches[0])

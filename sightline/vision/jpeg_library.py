@@ -2,11 +2,13 @@
 
 import contextlib
 import importlib
+import io
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from PIL import Image
 
 from sightline.errors import ConfigError
 
@@ -31,22 +33,39 @@ class NvImageCodec:
     On a CPU device it is libjpeg-turbo in the same library, by which the tests go through all of this without a GPU.
     """
 
-    # Hybrid: entropy decoding in the library's threads or, for large pictures, on the device; the rest on the device. The
-    # hardware engines of the chip are another decoder, and a batch that mixed the two would not give the same pixels each time.
-    def __init__(self, device: torch.device, threads: int, kind: str = "HYBRID_CPU_GPU", options: str = "") -> None:
+    # First the chip's own JPEG engines, where it has some: faster, and nearer to Pillow's pixels. What they do not take, such
+    # as progressive files, goes to nvJPEG's kernels. Which of the two has a file depends on the file alone: a decoder that
+    # shares a batch out between both would not give the same pixels each time.
+    def __init__(
+        self, device: torch.device, threads: int, kinds: Sequence[str] = ("HW_GPU_ONLY", "HYBRID_CPU_GPU"), options: str = ""
+    ) -> None:
         self._codec = codec = _import_nvimgcodec()
         self._device = device
         on_cpu = device.type == "cpu"
         number = codec.NVIMGCODEC_DEVICE_CPU_ONLY if on_cpu else _index(device)
-        backend = codec.Backend(codec.BackendKind.CPU_ONLY if on_cpu else codec.BackendKind.__members__[kind])
         self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB, allow_any_depth=False)
-        self._decoder: Any = codec.Decoder(
-            device_id=number,
-            max_num_cpu_threads=max(1, min(threads, (os.cpu_count() or 2) - 1)),  # it warns if asked for all processors
-            backends=[backend],
-            options=f":fancy_upsampling=1 {options}".strip(),
-        )
-        self.name = f"nvimgcodec {codec.__version__}"
+
+        def decoder(kind: str) -> Any:
+            return codec.Decoder(
+                device_id=number,
+                max_num_cpu_threads=max(1, min(threads, (os.cpu_count() or 2) - 1)),  # it warns if asked for all processors
+                backends=[codec.Backend(codec.BackendKind.__members__[kind])],
+                options=f":fancy_upsampling=1 {options}".strip(),
+            )
+
+        self._decoders: dict[str, Any] = {kind: decoder(kind) for kind in (("CPU_ONLY",) if on_cpu else kinds)}
+        if "HW_GPU_ONLY" in self._decoders and len(self._decoders) > 1 and not self._has_engines():
+            self._decoders.pop("HW_GPU_ONLY").__exit__(None, None, None)
+        self.name = f"nvimgcodec {codec.__version__} {'+'.join(self._decoders)}"
+
+    def _has_engines(self) -> bool:
+        """Whether the chip decodes a plain picture by itself."""
+        data = io.BytesIO()
+        Image.new("RGB", (64, 64), "grey").save(data, "JPEG")
+        target = torch.empty((64, 64, 3), dtype=torch.uint8, device=self._device)
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        code = self._parse(data.getvalue())
+        return self._run(self._decoders["HW_GPU_ONLY"], [code], [self._codec.as_image(target, stream)], stream)[0] is not None
 
     def decode(self, files: Sequence[bytes], into: Sequence[torch.Tensor]) -> list[bool]:
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
@@ -58,9 +77,12 @@ class NvImageCodec:
                 streams.append(code)
                 images.append(self._codec.as_image(target if target.is_cuda else target.numpy(), stream))
         done = [False] * len(files)
-        if streams:
-            for place, image in zip(places, self._run(streams, images, stream), strict=True):
-                done[place] = image is not None
+        for decoder in self._decoders.values():
+            left = [number for number, place in enumerate(places) if not done[place]]
+            if left:
+                found = self._run(decoder, [streams[number] for number in left], [images[number] for number in left], stream)
+                for number, image in zip(left, found, strict=True):
+                    done[places[number]] = image is not None
         return done
 
     def _parse(self, data: bytes) -> Any:
@@ -69,17 +91,16 @@ class NvImageCodec:
         except RuntimeError:  # its parser does not know what this is
             return None
 
-    def _run(self, streams: list[Any], images: list[Any], stream: int) -> list[Any]:
+    def _run(self, decoder: Any, streams: list[Any], images: list[Any], stream: int) -> list[Any]:
         with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
             try:
-                return list(self._decoder.decode(streams, images=images, params=self._params, cuda_stream=stream))
+                return list(decoder.decode(streams, images=images, params=self._params, cuda_stream=stream))
             except (RuntimeError, ValueError):  # it says None of single files; what it raises is about the call
                 return [None] * len(streams)
 
     def close(self) -> None:
-        if self._decoder is not None:
-            self._decoder.__exit__(None, None, None)
-            self._decoder = None
+        while self._decoders:
+            self._decoders.popitem()[1].__exit__(None, None, None)
 
 
 def _import_nvimgcodec() -> Any:

@@ -372,8 +372,13 @@ def test_gpu_orientations(gpu_library: JpegLibrary, subsampling: str, progressiv
     refs += [ref(jpeg(80, 120, 9, mode="L", quality=90)), ref(jpeg(17, 1999, 10, **kind))]
     found = pixels(decoder, refs)
     assert sorted(found) == list(range(len(refs)))
+    # Chroma that is repeated instead of interpolated is off at every edge of colour, of which these drawings have many.
+    most = 3.0 if isinstance(gpu_library, NvImageCodec) or subsampling == "4:4:4" else 12.0
     for place, one in enumerate(refs):
-        assert np.abs(found[place].numpy() - decode_image(one).astype(np.int16)).mean() < 3.0, place
+        expected = decode_image(one).astype(np.int16)
+        assert np.abs(found[place].numpy() - expected).mean() < most, place
+        if place < 8:  # turned any other way it would be another picture
+            assert np.abs(found[place].numpy() - expected[::-1, ::-1]).mean() > 3 * most, place
 
 
 # Red if a broken file stops the process, fails its neighbours or changes their pixels.

@@ -164,6 +164,16 @@ def test_graphs_are_refused_where_they_cannot_be(tiny_checkpoints: dict[str, Pat
 
 def test_buckets_waste_little() -> None:
     found = patch_buckets(8192)
-    assert found[0] == 256 and found[-1] == 8192 and all(size % 64 == 0 for size in found)
-    assert all(small < large <= 1.2 * small + 64 for small, large in itertools.pairwise(found))
-    assert len(found) < 32
+    assert found[0] == 64 and found[-1] == 8192 and all(size % 64 == 0 for size in found)
+    assert all(small < large <= max(small + 64, 1.13 * small) for small, large in itertools.pairwise(found))
+    assert len(found) < 64
+
+
+@torch.inference_mode()
+def test_what_is_recorded_beforehand_serves_single_images(tower: VisionTower) -> None:
+    graphs, batches = graphs_of(tower), Batches(tower)
+    graphs.record_for_one_image()
+    before = len(graphs._graphs)
+    batch, expected = batches([(1, 12, 14)])
+    close(graphs.run(batch), expected)
+    assert len(graphs._graphs) == before + (tower.spec.window is not None)

@@ -8,6 +8,10 @@ from flash_attn.cute import flash_attn_varlen_func
 from sightline.ops.attention import paged_attention, segment_attention
 from sightline.ops.triton.paged_attention import MIXED
 
+# Pages as large as its tiles (80 to 144 keys) it reads whole, and what stands behind a sequence's last token must then be
+# finite: with not-a-number there, answers were not-a-number on an H200. Smaller pages it reads token by token.
+_PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
 
 def _takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> bool:
     size = q.shape[-1]
@@ -42,7 +46,8 @@ def segment_attention_fa4(
 
 def _takes_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: Any, **__: Any) -> bool:
     contiguous = q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[2] in (64, 128, 256) and contiguous
+    fits = q.shape[2] in (64, 128, 256) and k_cache.shape[1] in _PAGE_SIZES
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and fits and contiguous
 
 
 # One query per sequence is left to the kernel that splits the keys. Contexts and pages come from the device.
