@@ -23,13 +23,13 @@ _LARGE = 2**29  # bytes of a matrix of which two are enough
 _SHARED = 227 * 1024  # bytes of an H200 that a program can have
 _FEWEST_PROGRAMS = 96  # for 132 multiprocessors
 _MOST_PROGRAMS = 1100  # as many as fit at once and a few more: from there on no split
-_SPLITS = (1, 2, 3, 4, 6, 8)
+_SPLITS = (1, 2, 4, 6, 8)
 _FINALISTS = 6
 _GAIN = 0.98  # of the library's time, from which a kernel of our own is worth having
 _ERROR = 1.1  # of the library's error, up to which a kernel may be chosen
 _GRID = (  # columns, inner, warps, stages
-    (16, 256, 4, 4), (16, 256, 4, 6), (32, 64, 4, 8), (32, 128, 4, 4), (32, 128, 4, 6), (32, 128, 4, 8),
-    (32, 256, 4, 4), (32, 256, 4, 6), (64, 64, 4, 4), (64, 64, 4, 7), (64, 128, 4, 4), (64, 128, 4, 6), (64, 128, 8, 4), (64, 256, 8, 4),
+    (16, 256, 4, 4), (16, 256, 4, 6), (32, 64, 4, 8), (32, 128, 4, 4), (32, 128, 4, 6), (32, 128, 4, 8), (32, 256, 4, 4),
+    (32, 256, 4, 6), (64, 64, 4, 4), (64, 64, 4, 7), (64, 128, 4, 4), (64, 128, 4, 6), (64, 128, 8, 4), (64, 256, 8, 4),
     (128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 4), (128, 128, 8, 4), (256, 64, 8, 4),
 )  # fmt: skip
 
