@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from sightline.bench.kernels import measure_calls
 from sightline.ops.activations import silu_mul
-from sightline.ops.triton.few_rows_table import Tiling
+from sightline.ops.triton.few_rows_table import Tiling, fits_scratch, row_bucket
 from sightline.spec import TextSpec
 
 ROWS = (1, 8, 16, 32, 64)
@@ -84,10 +84,6 @@ def matrices_of(text: TextSpec) -> list[Matrix]:
     ]
 
 
-def bucket_of(rows: int) -> int:
-    return max(16, 1 << (rows - 1).bit_length())
-
-
 def candidates(matrix: Matrix, bucket: int) -> list[Tiling]:
     """Tilings of the grid that fit into a multiprocessor and give the chip enough to do, with the splits that do."""
     found = []
@@ -99,15 +95,16 @@ def candidates(matrix: Matrix, bucket: int) -> list[Tiling]:
         for split in (1,) if matrix.gated else _SPLITS:
             programs = tiles * split
             enough = programs >= _FEWEST_PROGRAMS and steps // split >= stages
-            if enough and (split == 1 or programs <= _MOST_PROGRAMS):
-                found.append(Tiling(columns, inner, split, warps, stages))
+            tiling = Tiling(columns, inner, split, warps, stages)
+            if enough and (split == 1 or programs <= _MOST_PROGRAMS) and fits_scratch(bucket, matrix.width, tiling):
+                found.append(tiling)
     return found
 
 
 @torch.inference_mode()
 def sweep(matrix: Matrix, rows: Sequence[int], device: torch.device, dtype: torch.dtype, repeats: int) -> Iterator[ProductCost]:
     bench = _Bench(matrix, device, dtype, repeats)
-    for bucket, group in itertools.groupby(sorted(set(rows)), key=bucket_of):
+    for bucket, group in itertools.groupby(sorted(set(rows)), key=row_bucket):
         fewest, *others = group
         yield bench.measure(fewest, None)
         found = [bench.measure(fewest, tiling) for tiling in candidates(matrix, bucket)]
@@ -125,7 +122,7 @@ def choose(costs: Sequence[ProductCost]) -> list[Choice]:
     choices = []
     by_bucket: dict[tuple[Matrix, int], list[ProductCost]] = {}
     for cost in costs:
-        by_bucket.setdefault((cost.matrix, bucket_of(cost.rows)), []).append(cost)
+        by_bucket.setdefault((cost.matrix, row_bucket(cost.rows)), []).append(cost)
     for (matrix, bucket), group in by_bucket.items():
         library = {cost.rows: cost for cost in group if cost.tiling is None}
         times: dict[Tiling, dict[int, float]] = {}
@@ -186,7 +183,8 @@ class _Bench:
             calls = [_bound(run, x, weight) for x, weight in zip(inputs, weights, strict=True)]
             timed = measure_calls(calls, self._repeats, self._device)
         except TritonError as failure:  # does not compile, or does not fit
-            return ProductCost(self._matrix, rows, tiling, None, None, None, failure=type(failure).__name__)
+            said = f"{type(failure).__name__}: {str(failure)[:200]}"
+            return ProductCost(self._matrix, rows, tiling, None, None, None, failure=said)
         moved = weights[0].nbytes + inputs[0].nbytes + inputs[0].element_size() * rows * self._matrix.width
         rate = moved / timed.microseconds / 1e6
         return ProductCost(self._matrix, rows, tiling, timed.microseconds, rate, error, timed.captured)

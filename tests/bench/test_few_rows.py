@@ -10,7 +10,7 @@ from sightline.cli.main import main
 from sightline.config import MediaConfig, ModelConfig
 from sightline.models.create import create_checkpoint
 from sightline.models.files import read_model_files
-from sightline.ops.triton.few_rows_table import Tiling
+from sightline.ops.triton.few_rows_table import LINEAR, LINEAR_SILU_MUL, Tiling, fits_scratch
 
 OUT = Matrix("out", 4096, 4096)
 A, B = Tiling(32, 128, 4, 4, 4), Tiling(64, 128, 2, 4, 4)
@@ -74,6 +74,14 @@ def test_the_lines_are_the_table() -> None:
     names: dict[str, object] = {}
     exec("\n".join(table_lines(choices)), {"Tiling": Tiling, "Key": tuple}, names)
     assert names["LINEAR"] == {(16, 4096, 4096): A} and names["LINEAR_SILU_MUL"] == {(64, 12288, 4096): early}
+
+
+# Red if an entry of the table would fail when it is used.
+def test_the_table_holds_what_can_run() -> None:
+    for (bucket, width, size), tiling in LINEAR.items():
+        assert bucket in (16, 32, 64) and fits_scratch(bucket, width, tiling), f"{tiling} at {bucket} x {size} to {width}"
+    assert all(tiling.split == 1 and key[0] in (16, 32, 64) for key, tiling in LINEAR_SILU_MUL.items())
+    assert not fits_scratch(64, 16384, Tiling(64, 64, 8, 4, 4)) and fits_scratch(64, 151936, Tiling(64, 64, 1, 4, 4))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from ops.interpreter import mend_the_interpreter
 from sightline.ops.triton import INTERPRETED, few_rows
 from sightline.ops.triton.few_rows import run_linear, run_linear_silu_mul
-from sightline.ops.triton.few_rows_table import LINEAR, LINEAR_SILU_MUL, Tiling
+from sightline.ops.triton.few_rows_table import LINEAR, LINEAR_SILU_MUL, Tiling, fits_scratch
 
 if INTERPRETED:
     mend_the_interpreter()
@@ -101,7 +101,7 @@ def test_replays_give_the_same_bits(rows: int) -> None:
     calls: list[Any] = []
     for shape, tiling in itertools.product(REAL.values(), (*TILINGS, *LINEAR.values())):
         x, weight = draw("cuda", rows, shape[1]), draw("cuda", *shape, seed=1)
-        if few_rows.fits_scratch(rows, shape[0], tiling):
+        if fits_scratch(rows, shape[0], tiling):
             calls.append((x, weight, None, tiling))
     expected = [run_linear(*call) for call in calls]
     torch.cuda.synchronize()

@@ -17,12 +17,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sightline.ops.linear import linear, linear_silu_mul
 from sightline.ops.triton import next_power_of_2, runs_here
-from sightline.ops.triton.few_rows_table import LINEAR, LINEAR_SILU_MUL, Key, Tiling
+from sightline.ops.triton.few_rows_table import (
+    COUNTERS,
+    LINEAR,
+    LINEAR_SILU_MUL,
+    SCRATCH,
+    Key,
+    Tiling,
+    fits_scratch,
+    row_bucket,
+)
 
 MOST_ROWS = 64
 _SMALL = 2**20  # numbers of a weight; those of larger ones are in the table or stay with the library
-_SCRATCH = 4 * 2**20  # float32 numbers: parts of sums
-_COUNTERS = 2**14  # tiles whose sums are shared
 
 
 @triton.jit
@@ -140,21 +147,11 @@ def _scratch(device: torch.device) -> _Scratch:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("linear was not run on this device before it is recorded in a CUDA graph")
     made = _Scratch(
-        torch.empty(_SCRATCH, dtype=torch.float32, device=device), torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+        torch.empty(SCRATCH, dtype=torch.float32, device=device), torch.zeros(COUNTERS, dtype=torch.int32, device=device)
     )
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # zeros for every stream
     return made
-
-
-def row_bucket(rows: int) -> int:
-    """Rows of a tile: what a matrix unit takes at least, or the next power of two."""
-    return max(16, next_power_of_2(rows))
-
-
-def fits_scratch(rows: int, width: int, tiling: Tiling) -> bool:
-    """Whether parts of sums have room; always so where nothing is shared."""
-    return tiling.split == 1 or (tiling.split * rows * width <= _SCRATCH and -(-width // tiling.columns) <= _COUNTERS)
 
 
 def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling) -> torch.Tensor:

@@ -16,6 +16,20 @@ class Tiling:
     early: bool = False  # starts while the kernel before it ends, and fetches its first weights into the chip's cache
 
 
+SCRATCH = 4 * 2**20  # float32 numbers: parts of sums that programs share
+COUNTERS = 2**14  # tiles whose sums are shared
+
+
+def row_bucket(rows: int) -> int:
+    """Rows of a tile: what a matrix unit takes at least, or the next power of two."""
+    return max(16, 1 << (rows - 1).bit_length())
+
+
+def fits_scratch(rows: int, width: int, tiling: Tiling) -> bool:
+    """Whether parts of sums have room; always so where nothing is shared."""
+    return tiling.split == 1 or (tiling.split * rows * width <= SCRATCH and -(-width // tiling.columns) <= COUNTERS)
+
+
 Key = tuple[int, int, int]  # rows at most (16, 32 or 64), columns of the result, size of a row
 
 LINEAR: dict[Key, Tiling] = {}
