@@ -1,11 +1,14 @@
 """Decoding: one query per sequence over its pages, split along the keys so that few sequences fill the device, too.
 
 The query heads that share a key/value head are the rows of one small matrix. A program takes a sequence, a key/value head and
-a part of the keys, and keeps the running maximum, sum and weighted values (online softmax); a second kernel joins the parts.
+a part of the keys, and keeps the running maximum, sum and weighted values (online softmax). The program that finishes last of a
+sequence's parts joins them, always in the same order.
 
     keys of a sequence   |  part 0  |  part 1  |  part 2  |      part = ceil(context / parts), in blocks
     partial results      m, l, acc    m, l, acc   m, l, acc  ──► joined
 """
+
+import functools
 
 import torch
 import triton
@@ -14,15 +17,17 @@ import triton.language as tl
 from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.triton import next_power_of_2, runs_here
 
-_KEYS = 64  # keys that a program takes at once
-_ROWS = 16  # rows of the smallest matrix product
 MIXED = "triton decode and definition"
-_PROGRAMS = 264  # about two per multiprocessor of the largest GPUs
+KEYS, WARPS, STAGES = 64, 4, 3  # keys that a program takes at once, its warps, and how many blocks it reads ahead; measured
+PROGRAMS = 264  # about two per multiprocessor of the largest GPUs
+_ROWS = 16  # rows of the smallest matrix product
+_MOST_PARTS = 64
+_COUNTERS = 2**16  # sequences times key/value heads of one launch
 
 
 @triton.jit
 def _decode_part(
-    q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, scale, max_pages,
+    q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, arrived, out, scale, max_pages,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -33,15 +38,15 @@ def _decode_part(
     start = tl.load(query_starts + sequence)
     if tl.load(query_starts + sequence + 1) - start == 1:
         context = tl.load(context_lengths + sequence)
-        blocks = tl.cdiv(tl.cdiv(context, KEYS), PARTS)
+        blocks = tl.maximum(tl.cdiv(tl.cdiv(context, KEYS), PARTS), 1)
         first = part * blocks * KEYS
         last = tl.minimum(first + blocks * KEYS, context)
         row = tl.arange(0, ROWS)
         place = tl.arange(0, head_dim)
         head = kv_head * group + row
-        queries = tl.load(
-            q + (start.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :], mask=(row < group)[:, None], other=0.0
-        )
+        mine = (row < group)[:, None]
+        own = (start.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :]  # of these heads, in q and in out
+        queries = tl.load(q + own, mask=mine, other=0.0)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         values = tl.zeros([ROWS, head_dim], tl.float32)
@@ -60,38 +65,32 @@ def _decode_part(
             values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
             total = total * shrink + tl.sum(weights, 1)
             highest = higher
-        at = (sequence * heads + head) * PARTS + part
-        tl.store(maxima + at, highest, mask=row < group)
-        tl.store(sums + at, total, mask=row < group)
-        tl.store(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], values, mask=(row < group)[:, None])
-
-
-@triton.jit
-def _join(
-    maxima,
-    sums,
-    partial,
-    query_starts,
-    out,
-    heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    sequence = tl.program_id(0)
-    head = tl.program_id(1)
-    start = tl.load(query_starts + sequence)
-    if tl.load(query_starts + sequence + 1) - start == 1:
-        part = tl.arange(0, BLOCK)
-        place = tl.arange(0, head_dim)
-        at = (sequence * heads + head) * PARTS + part
-        known = part < PARTS
-        own = tl.load(maxima + at, mask=known, other=float("-inf"))
-        weight = tl.exp(own - tl.max(own, 0))  # parts without keys have -inf and weigh nothing
-        total = tl.sum(weight * tl.load(sums + at, mask=known, other=0.0), 0)
-        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=known[:, None], other=0.0)
-        joined = tl.sum(weight[:, None] * pieces, 0) / total
-        tl.store(out + (start.to(tl.int64) * heads + head) * head_dim + place, joined.to(out.dtype.element_ty))
+        if PARTS == 1:
+            tl.store(out + own, (values / total[:, None]).to(out.dtype.element_ty), mask=mine)
+        else:
+            at = (sequence * heads + head) * PARTS
+            tl.store(maxima + at + part, highest, mask=row < group)
+            tl.store(sums + at + part, total, mask=row < group)
+            parts_at = partial + (at.to(tl.int64)[:, None] * head_dim + place[None, :])
+            tl.store(parts_at + part * head_dim, values, mask=mine)
+            tl.debug_barrier()  # the whole program has written before it is counted
+            if tl.atomic_add(arrived + sequence * kv_heads + kv_head, 1, sem="acq_rel") == PARTS - 1:
+                tl.store(arrived + sequence * kv_heads + kv_head, 0)
+                number = tl.arange(0, PARTS)
+                every = at[:, None] + number[None, :]
+                tops = tl.load(maxima + every, mask=mine, other=float("-inf"), cache_modifier=".cg")
+                highest = tl.max(tops, 1)
+                total = tl.sum(
+                    tl.exp(tops - highest[:, None]) * tl.load(sums + every, mask=mine, other=0.0, cache_modifier=".cg"), 1
+                )
+                used = tl.cdiv(context, blocks * KEYS)  # parts behind these have no keys
+                values = tl.zeros([ROWS, head_dim], tl.float32)
+                for piece in range(used):
+                    top = tl.load(maxima + at + piece, mask=row < group, other=0.0, cache_modifier=".cg")
+                    values += tl.exp(top - highest)[:, None] * tl.load(
+                        parts_at + piece * head_dim, mask=mine, other=0.0, cache_modifier=".cg"
+                    )
+                tl.store(out + own, (values / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
 def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
@@ -167,17 +166,30 @@ def _decode(
     sequences = context_lengths.shape[0]
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     parts = _parts(sequences * kv_heads, longest)
-    maxima = torch.empty(sequences, heads, parts, dtype=torch.float32, device=q.device)
-    sums, partial = torch.empty_like(maxima), maxima.new_empty(sequences, heads, parts, head_dim)
+    assert sequences * kv_heads <= _COUNTERS
+    split = sequences if parts > 1 else 0
+    maxima = torch.empty(split, heads, parts, dtype=torch.float32, device=q.device)
+    sums, partial = torch.empty_like(maxima), maxima.new_empty(split, heads, parts, head_dim)
     _decode_part[(sequences, kv_heads, parts)](
-        q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, head_dim**-0.5,
-        page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, _KEYS,
-        "ieee" if q.dtype == torch.float32 else "tf32",
+        q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, _counters(q.device), out,
+        head_dim**-0.5, page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, KEYS,
+        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, next_power_of_2(parts))
+
+
+@functools.cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """Zero between launches. Kept as long as the process lives: recorded graphs have its address. One stream at a time may use
+    it: that of the language model."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention was not run on this device before it is recorded in a CUDA graph")
+    made = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # zeros for every stream
+    return made
 
 
 def _parts(programs: int, context: int) -> int:
-    """So many that the device is full, but none shorter than four blocks; a power of two, for each is a kernel of its own."""
-    wanted = min(-(-_PROGRAMS // programs), -(-context // (4 * _KEYS)), 64)
+    """So many that the device is full, but none shorter than a few blocks; a power of two, for each is a kernel of its own."""
+    wanted = min(-(-PROGRAMS // programs), -(-context // (2 * KEYS)), _MOST_PARTS)
     return next_power_of_2(max(1, wanted))

@@ -14,6 +14,7 @@ from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable
 from sightline.ops.triton import next_power_of_2, runs_here
 
+WHOLE_HEADS, WHOLE_WARPS = 16, 4  # of a program; measured
 _HEADS = 8
 
 
@@ -75,11 +76,53 @@ def _rotate_and_store(
     tl.store(v_cache + v_place, plain, mask=inside & is_v[:, None])
 
 
+@triton.jit
+def _rotate_halves(
+    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
+    heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, NORMS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+):  # fmt: skip
+    """Heads that are rotated whole, in pairs (i, i + half): each number is read once."""
+    head_dim: tl.constexpr = 2 * half
+    every: tl.constexpr = heads + 2 * kv_heads
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    place = tl.arange(0, half)
+    inside = (head < every)[:, None]
+    source = qkv + (token * every + head)[:, None] * head_dim + place[None, :]
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + half, mask=inside, other=0.0)
+    slot = tl.load(slots + token)
+    at = tl.load(positions + tl.load(axes + place) * tokens + token).to(tl.int64) * half + place
+    cos = tl.load(cos_table + at)[None, :]
+    sin = tl.load(sin_table + at)[None, :]
+    is_q = (head < heads)[:, None]
+    is_k = ((head >= heads) & (head < heads + kv_heads))[:, None]
+    is_v = (head >= heads + kv_heads)[:, None] & inside
+    a, b = low, high
+    if NORMS:
+        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+        squares = tl.sum(wide_low * wide_low + wide_high * wide_high, 1)
+        gain_low = tl.where(is_q, tl.load(q_weight + place)[None, :], tl.load(k_weight + place)[None, :])
+        gain_high = tl.where(is_q, tl.load(q_weight + half + place)[None, :], tl.load(k_weight + half + place)[None, :])
+        a, b = _normed(low, gain_low, squares, eps, head_dim), _normed(high, gain_high, squares, eps, head_dim)
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    turned_low, turned_high = (a * cos - b * sin).to(low.dtype), (b * cos + a * sin).to(low.dtype)
+    q_place = q_out + (token * heads + head)[:, None] * head_dim + place[None, :]
+    tl.store(q_place, turned_low, mask=is_q)
+    tl.store(q_place + half, turned_high, mask=is_q)
+    k_place = k_cache + (slot * kv_heads + head - heads)[:, None] * head_dim + place[None, :]
+    tl.store(k_place, turned_low, mask=is_k)
+    tl.store(k_place + half, turned_high, mask=is_k)
+    v_place = v_cache + (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + place[None, :]
+    tl.store(v_place, low, mask=is_v)
+    tl.store(v_place + half, high, mask=is_v)
+
+
 def _takes(qkv: torch.Tensor, *_: object, **named: object) -> bool:
     return runs_here(qkv) and qkv.is_contiguous() and qkv.numel() > 0
 
 
-@rotate_and_store.twin("triton", when=_takes)
+@rotate_and_store.twin("triton", when=_takes, recordable=True)
 def rotate_and_store_triton(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
@@ -99,6 +142,13 @@ def rotate_and_store_triton(
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and positions.is_contiguous() and positions.shape == (3, tokens)
     out = qkv.new_empty(tokens, heads, head_dim)
     norms = q_weight is not None and k_weight is not None
+    half = len(axes)
+    if pairing == "halves" and 2 * half == head_dim and half == next_power_of_2(half):
+        _rotate_halves[(tokens, triton.cdiv(all_heads, WHOLE_HEADS))](
+            qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, out,
+            k_cache, v_cache, slots, tokens, heads, kv_heads, half, norms, WHOLE_HEADS, num_warps=WHOLE_WARPS,
+        )  # fmt: skip
+        return out
     grid = (tokens, triton.cdiv(all_heads, _HEADS))
     _rotate_and_store[grid](
         qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, out,

@@ -1,8 +1,8 @@
 """Rotary positions of the tower, in place in the packed projection.
 
-A head is rotated in pairs (i, i + size/2). All pairs of q and k of all patches stand in one line, and a program takes some of
-it, whatever the head size: no place in a tile is empty. Halves of 36 or 40 numbers are whole groups of four, which are read at
-once. Angles come from the model's one table by row and column.
+A head is rotated in pairs (i, i + size/2). A program takes a patch and many of its heads of q and k: it reads the angles of its
+patch once, from the model's one table by row and column, and the heads that a thread holds share them. Halves of 36 or 40
+numbers lie in tiles of 64, where whole groups of four are masked out, so that loads stay wide.
 """
 
 import torch
@@ -10,49 +10,46 @@ import triton
 import triton.language as tl
 
 from sightline.ops.rotary import RotaryTable, vision_rotary
-from sightline.ops.triton import runs_here
+from sightline.ops.triton import next_power_of_2, runs_here
 
-_PAIRS = 1024  # of a program
+PATCHES, HEADS, WARPS = 1, 32, 2  # of a program; measured
 
 
 @triton.jit
 def _rotate(
-    qkv, row_col, cos_table, sin_table, pairs, patch_stride, part_stride, head_stride,
-    heads: tl.constexpr, head_dim: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, row_col, cos_table, sin_table, patches, patch_stride, part_stride, head_stride,
+    heads: tl.constexpr, head_dim: tl.constexpr, BLOCK_PATCHES: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     half: tl.constexpr = head_dim // 2
     quarter: tl.constexpr = head_dim // 4
-    of_patch: tl.constexpr = 2 * heads * half
-    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    known = pair < pairs
-    patch = pair // of_patch
-    within = pair % of_patch
-    head = within // half  # of q, then of k
-    place = within % half
-    at = tl.load(row_col + 2 * patch + place // quarter, mask=known, other=0)  # row, then column
-    angle = at * quarter + place % quarter
-    cos = tl.load(cos_table + angle, mask=known, other=1.0)
-    sin = tl.load(sin_table + angle, mask=known, other=0.0)
-    address = qkv + patch.to(tl.int64) * patch_stride + (head // heads) * part_stride + (head % heads) * head_stride + place
-    low = tl.load(address, mask=known, other=0.0).to(tl.float32)
-    high = tl.load(address + half, mask=known, other=0.0).to(tl.float32)
-    tl.store(address, (low * cos - high * sin).to(qkv.dtype.element_ty), mask=known)
-    tl.store(address + half, (high * cos + low * sin).to(qkv.dtype.element_ty), mask=known)
+    patch = tl.program_id(0) * BLOCK_PATCHES + tl.arange(0, BLOCK_PATCHES)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)  # of q, then of k
+    place = tl.arange(0, BLOCK)
+    known = (patch < patches)[:, None] & (place < half)[None, :]
+    row = tl.load(row_col + 2 * patch, mask=patch < patches, other=0)
+    column = tl.load(row_col + 2 * patch + 1, mask=patch < patches, other=0)
+    angle = tl.where((place < quarter)[None, :], row[:, None] * quarter + place, column[:, None] * quarter + place - quarter)
+    cos = tl.load(cos_table + angle, mask=known, other=1.0)[:, None, :]
+    sin = tl.load(sin_table + angle, mask=known, other=0.0)[:, None, :]
+    inside = known[:, None, :] & (head < 2 * heads)[None, :, None]
+    head_offset = (head // heads) * part_stride + (head % heads) * head_stride
+    address = qkv + patch.to(tl.int64)[:, None, None] * patch_stride + head_offset[None, :, None] + place[None, None, :]
+    low = tl.load(address, mask=inside).to(tl.float32)
+    high = tl.load(address + half, mask=inside).to(tl.float32)
+    tl.store(address, (low * cos - high * sin).to(qkv.dtype.element_ty), mask=inside)
+    tl.store(address + half, (high * cos + low * sin).to(qkv.dtype.element_ty), mask=inside)
 
 
 def _takes(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) -> bool:
-    pairs = qkv.shape[0] * qkv.shape[2] * qkv.shape[3]
-    return (
-        runs_here(qkv) and qkv.stride(3) == 1 and qkv.shape[3] % 4 == 0 and row_col.is_contiguous() and pairs < 2**31 - _PAIRS
-    )
+    return runs_here(qkv) and qkv.stride(3) == 1 and qkv.shape[3] % 4 == 0 and row_col.is_contiguous()
 
 
 @vision_rotary.twin("triton", when=_takes, recordable=True)
 def vision_rotary_triton(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) -> None:
     patches, _, heads, head_dim = qkv.shape
     assert row_col.shape == (patches, 2) and table.cos.shape[1] == head_dim // 4
-    pairs = patches * heads * head_dim
-    _rotate[(triton.cdiv(pairs, _PAIRS),)](
-        qkv, row_col, table.cos, table.sin, pairs, qkv.stride(0), qkv.stride(1), qkv.stride(2), heads, head_dim, _PAIRS,
-        num_warps=4,
+    grid = (triton.cdiv(patches, PATCHES), triton.cdiv(2 * heads, HEADS))
+    _rotate[grid](
+        qkv, row_col, table.cos, table.sin, patches, qkv.stride(0), qkv.stride(1), qkv.stride(2),
+        heads, head_dim, PATCHES, HEADS, next_power_of_2(head_dim // 2), num_warps=WARPS,
     )  # fmt: skip
