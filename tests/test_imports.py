@@ -12,7 +12,7 @@ import sightline
 PACKAGE = Path(sightline.__file__).parent
 
 # What each part may import, besides itself and the standard library. Every part may import BASE.
-BASE = {"errors", "spec", "types", "config", "json_files", "timing"}
+BASE = {"errors", "spec", "types", "config", "json_files", "timing", "host_memory"}
 ALLOWED = {
     "errors": set(),
     "spec": set(),
@@ -20,6 +20,7 @@ ALLOWED = {
     "config": set(),
     "json_files": set(),
     "timing": set(),
+    "host_memory": set(),
     "media": set(),
     "prompt": {"media"},
     "grammar": {"prompt"},
@@ -44,6 +45,7 @@ WITHOUT_TORCH = (
     "config",
     "json_files",
     "timing",
+    "host_memory",
     "media",
     "prompt",
     "grammar",

@@ -43,6 +43,7 @@ from sightline.engine.messages import (
     request_of,
 )
 from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
+from sightline.host_memory import keep_freed_memory
 from sightline.models.files import read_model_files
 from sightline.models.quantise import summarise
 from sightline.timing import StageClock
@@ -282,6 +283,7 @@ def _clean_up(address: str) -> None:
 
 def main() -> int:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow says of strangers' files would fill the log
+    keep_freed_memory()
     parent = os.getppid()
     # A Ctrl-C or a SIGTERM to the whole group is for the API process, which first lets requests finish and then says Stop.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -55,6 +55,7 @@ log = logging.getLogger("sightline.engine")
 
 RESTART_WINDOW_S = 600.0
 _STOP_PATIENCE_S = 5.0
+ENGINE_COMMAND = (sys.executable, "-m", "sightline.engine.process")
 _REPLY_S = 60.0  # commands wait for the step in progress, which may take long
 
 
@@ -130,9 +131,11 @@ class EngineClient:
         on_progress: Callable[[Progress], None],
         on_ready: Callable[[Ready], None],
         on_failed: Callable[[str], None],
+        command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        """`on_failed` is called once with a sentence when the engine cannot be kept running."""
-        self._config, self._observer = config, observer
+        """`on_failed` is called once with a sentence when the engine cannot be kept running. `command` starts an engine process
+        when it is given an address."""
+        self._config, self._observer, self._command = config, observer, command
         self._on_progress, self._on_ready, self._on_failed = on_progress, on_ready, on_failed
         self.state = EngineState.STARTING
         self.ready_report: Ready | None = None
@@ -288,7 +291,7 @@ class EngineClient:
                 socket.setsockopt(option, 0)
             address = f"ipc://{folder}/engine"
             socket.bind(address)
-            command = [sys.executable, "-m", "sightline.engine.process", address]
+            command = (*self._command, address)
             # Standard output is the request log's; whatever a library prints goes to standard error.
             self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
             self.pid, self._socket = self._process.pid, socket

@@ -1,7 +1,6 @@
 """How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
 
 import asyncio
-import time
 from types import TracebackType
 
 from starlette.types import Receive
@@ -67,22 +66,23 @@ async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: fl
 
     A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
     """
-    body, begun = bytearray(), time.monotonic()
-    while True:
-        left = begun + timeout_s + len(body) / _SLOWEST - time.monotonic()
-        try:
-            message = await asyncio.wait_for(receive(), max(left, 0.0))
-        except TimeoutError:
-            raise ApiError(408, f"The body did not come in within {timeout_s:g} s (body_timeout_s).") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part: bytes = message.get("body", b"")
-        if len(body) + len(part) > max_mb * _MB:
-            raise too_large(max_mb)
-        entry.grow(len(part))
-        body += part
-        if not message.get("more_body", False):
-            return body
+    body, begun = bytearray(), asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part: bytes = message.get("body", b"")
+                if len(body) + len(part) > max_mb * _MB:
+                    raise too_large(max_mb)
+                entry.grow(len(part))
+                body += part
+                if not message.get("more_body", False):
+                    return body
+                limit.reschedule(begun + timeout_s + len(body) / _SLOWEST)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not come in within {timeout_s:g} s (body_timeout_s).") from None
 
 
 def check_announced(length: str | None, max_mb: float) -> None:

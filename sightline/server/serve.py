@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
@@ -21,13 +21,14 @@ import uvloop
 
 from sightline.config import Config
 from sightline.errors import ConfigError
+from sightline.host_memory import keep_freed_memory
 from sightline.media.pillow import silence_warnings
 from sightline.media.source import load_image
 from sightline.models.files import ModelFiles, find_folder, read_files_of
 from sightline.server.app import make_app
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
-from sightline.server.engine_client import EngineClient
+from sightline.server.engine_client import ENGINE_COMMAND, EngineClient
 from sightline.server.http_protocol import http_protocol
 from sightline.server.inflight import Ledger
 from sightline.server.media_names import MediaNames
@@ -40,17 +41,18 @@ _PIXEL = base64.b64decode(  # a PNG
 )
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serves until a signal, or until the engine cannot be kept running. Returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers' requests
     silence_warnings()
     _allow_open_files()
-    return uvloop.run(_Server(config).run())
+    keep_freed_memory()
+    return uvloop.run(_Server(config, engine_command).run())
 
 
 class _Server:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, engine_command: Sequence[str]) -> None:
         self._config, self._log = config, StartupLog()
         server = config.server
         self._folder = find_folder(config.model)
@@ -62,7 +64,8 @@ class _Server:
         self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self._socket = _listen(server.host, server.port)
         self._draining = asyncio.Event()
-        self._engine = EngineClient(config, self._metrics, self._log.progress, self._log.ready, self._failed)
+        listeners = (self._log.progress, self._log.ready, self._failed)
+        self._engine = EngineClient(config, self._metrics, *listeners, engine_command)
         self._uvicorn: _Uvicorn | None = None
 
     async def run(self) -> int:
