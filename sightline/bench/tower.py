@@ -124,11 +124,13 @@ def measure_parts(tower: VisionTower, repeats: int) -> list[PartCost]:
 
     one = random_batch(spec, SHAPES["1080p"], device, dtype)
     patches, heads = len(one.row_col), spec.num_heads
-    qkv = torch.randn(patches, 3, heads, spec.head_dim, device=device).to(dtype)
+    block = tower.blocks[0]
+    assert isinstance(block, TowerBlock)
+    qkv = torch.randn(patches, 3, heads, block.qkv.weight.shape[0] // (3 * heads), device=device).to(dtype)
     part(
         f"rotary {patches}x{heads}x{spec.head_dim}",
         lambda: vision_rotary(qkv, one.row_col, tower.rotary),
-        2 * (qkv.nbytes // 3 * 2),
+        2 * 2 * patches * heads * spec.head_dim * dtype.itemsize,  # q and k, read and written
     )
     grids = torch.tensor(SHAPES["1080p"], dtype=torch.int32, device=device)
     starts = torch.tensor([0, patches], dtype=torch.int32, device=device)
@@ -144,8 +146,6 @@ def measure_parts(tower: VisionTower, repeats: int) -> list[PartCost]:
             2 * hidden.nbytes,
         )
     x = torch.randn(patches, spec.hidden_size, device=device).to(dtype)
-    block = tower.blocks[0]
-    assert isinstance(block, TowerBlock)
     part(f"norm {patches}", lambda: block.norm1(x), 2 * x.nbytes)
     return found
 

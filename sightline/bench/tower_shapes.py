@@ -17,19 +17,13 @@ def _layer_norm(at: Setting) -> Iterator[Case]:
         yield Case(f"{rows}x{size}", partial(norm_arguments, at, rows, size, "x"), at.itemsize * 2 * rows * size)
 
 
-def _add_layer_norm(at: Setting) -> Iterator[Case]:
-    size = at.spec.vision.hidden_size
-    for rows in at.sizes.patches:
-        yield Case(f"{rows}x{size}", partial(norm_arguments, at, rows, size, "x", "residual"), at.itemsize * 4 * rows * size)
-
-
 def _vision_rotary(at: Setting) -> Iterator[Case]:
     vision = at.spec.vision
     heads, size = vision.num_heads, vision.head_dim
     table = make_rotary_table(256, size // 2, vision.rope_theta, at.device)
 
     def make(rows: int) -> Arguments:
-        qkv = at.normal(rows, 3, heads, _places(at, size))[..., :size]
+        qkv = at.normal(rows, 3, heads, _places(at, size))
         return {"qkv": qkv, "row_col": at.integers(0, 160, rows, 2, dtype=torch.int32), "table": table}
 
     for rows in at.sizes.patches:  # q and k are read and written
@@ -204,7 +198,6 @@ def _patchify(at: Setting) -> Iterator[Case]:
 
 TOWER_SHAPES: dict[str, Maker] = {
     "layer_norm": _layer_norm,
-    "add_layer_norm": _add_layer_norm,
     "vision_rotary": _vision_rotary,
     "segment_attention": _segment_attention,
     "linear_gelu_tanh": _linear_gelu_tanh,

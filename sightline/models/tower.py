@@ -59,15 +59,15 @@ class TowerBlock(nn.Module):
         self.mlp = mlp(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
 
     def pad_heads(self, size: int) -> None:
-        """Lays heads out in places of `size` numbers, the rest of which stay zero: attention kernels work in multiples of 16,
-        so 80 takes no longer than 72, and its rows are aligned."""
-        more = size - self.head_dim
-        weight = self.qkv.weight.detach().unflatten(0, (3, self.heads, self.head_dim))
-        self.qkv.weight = nn.Parameter(F.pad(weight, (0, 0, 0, more)).flatten(0, 2))
+        """Lays heads out in `size` places, half a head in each half of them, the rest of which stays zero: attention kernels
+        work in multiples of 16, so 80 takes no longer than 72, and halves of 40 numbers are aligned."""
+        more, halves = (size - self.head_dim) // 2, (2, self.head_dim // 2)
+        weight = self.qkv.weight.detach().unflatten(0, (3, self.heads, *halves))
+        self.qkv.weight = nn.Parameter(F.pad(weight, (0, 0, 0, more)).flatten(0, 3))
         if self.qkv.bias is not None:
-            bias = self.qkv.bias.detach().unflatten(0, (3, self.heads, self.head_dim))
+            bias = self.qkv.bias.detach().unflatten(0, (3, self.heads, *halves))
             self.qkv.bias = nn.Parameter(F.pad(bias, (0, more)).flatten())
-        weight = self.proj.weight.detach().unflatten(1, (self.heads, self.head_dim))
+        weight = self.proj.weight.detach().unflatten(1, (self.heads, *halves))
         self.proj.weight = nn.Parameter(F.pad(weight, (0, more)).flatten(1))
 
     def forward(
@@ -80,7 +80,7 @@ class TowerBlock(nn.Module):
     ) -> torch.Tensor:
         """The stream after this block, in the memory of the one before it."""
         qkv = self.qkv(self.norm1(hidden)).unflatten(1, (3, self.heads, -1))
-        vision_rotary(qkv[..., : self.head_dim], row_col, table)
+        vision_rotary(qkv, row_col, table)
         q, k, v = qkv.unbind(1)
         attended = segment_attention(q, k, v, starts, lengths, self.head_dim**-0.5).flatten(1)
         hidden = add_product(hidden, attended, self.proj)

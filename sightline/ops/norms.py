@@ -92,21 +92,3 @@ def layer_norm(
     if shift is None:
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
     return F.layer_norm(x.float() + shift, (x.shape[-1],), weight.float(), bias.float(), eps).to(x.dtype)
-
-
-def _add_layer_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    yield from _inputs(make, "x", "residual", "weight", "bias")
-
-
-@op(examples=_add_layer_examples, tolerances=_TOLERANCES)
-def add_layer_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    shift: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(layer_norm(x + residual + shift), x + residual); the sum is rounded to x's dtype before it is normalised."""
-    total = residual + x
-    return layer_norm.definition(total, weight, bias, eps, shift), total

@@ -51,9 +51,10 @@ def _rotate_adjacent(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 
 
 def _vision_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for tokens, heads, head_dim in ((9, 2, 8), (21, 4, 64), (37, 16, 72), (37, 16, 80), (13, 12, 128)):
+    cases = ((9, 2, 8, 8), (21, 4, 64, 64), (37, 16, 72, 72), (37, 16, 72, 80), (37, 16, 80, 80), (13, 12, 128, 128))
+    for tokens, heads, head_dim, places in cases:
         yield {
-            "qkv": make.normal(tokens, 3, heads, head_dim),
+            "qkv": make.normal(tokens, 3, heads, places),
             "row_col": make.integers(0, 50, tokens, 2),
             "table": make_rotary_table(50, head_dim // 2, 1e4, make.device),
         }
@@ -63,13 +64,16 @@ def _vision_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 def vision_rotary(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) -> None:
     """Rotates q and k in place in a tower's packed projection; v is left alone.
 
-    qkv [patches, 3, heads, head_dim] with any head size divisible by 4, row_col [patches, 2] int, table with head_dim / 4
-    frequencies.
+    qkv [patches, 3, heads, places], row_col [patches, 2] int, table with head_dim / 4 frequencies for any head size divisible
+    by 4. The halves of a head begin at 0 and at places / 2; where they are shorter than that, the rest of each is left alone.
     """
-    cos = table.cos[row_col].flatten(1)  # [patches, head_dim / 2]: frequencies of the row, then of the column
-    sin = table.sin[row_col].flatten(1)
-    for part in (0, 1):
-        qkv[:, part] = _rotate_halves(qkv[:, part], cos, sin)
+    cos = table.cos[row_col].flatten(1)[:, None, None]  # [patches, 1, 1, head_dim / 2]: of the row, then of the column
+    sin = table.sin[row_col].flatten(1)[:, None, None]
+    size, second = cos.shape[-1], qkv.shape[-1] // 2
+    low, high = qkv[:, :2, :, :size], qkv[:, :2, :, second : second + size]
+    turned = low.float() * cos - high.float() * sin, high.float() * cos + low.float() * sin
+    low.copy_(turned[0])
+    high.copy_(turned[1])
 
 
 def mrope_axes(sections: tuple[int, int, int], layout: Literal["blocked", "interleaved"], device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from sightline.ops.attention import kv_store, paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
-from sightline.ops.norms import add_layer_norm, add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
+from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.position_grid import interpolate_position_grid
 from sightline.ops.rotary import make_rotary_table, mrope_axes, text_rotary, vision_rotary
 from sightline.ops.rows import embed_rows
@@ -151,13 +151,12 @@ def test_a_shift_is_normalised_and_not_kept() -> None:
     torch.manual_seed(6)
     x, residual, weight, bias = torch.randn(4, 9, 16).unbind()
     weight, bias, shift = weight[0], bias[0], torch.randn(16) * 3
-    for norm, extra in ((F.layer_norm, (bias,)), (F.rms_norm, ())):
-        plain, add = (layer_norm, add_layer_norm) if extra else (rms_norm, add_rms_norm)
-        expected = norm(x + shift, (16,), weight, *extra, eps=1e-6)
-        torch.testing.assert_close(plain(x, weight, *extra, 1e-6, shift), expected)
-        normed, total = add(x, residual, weight, *extra, 1e-6, shift)
-        torch.testing.assert_close(normed, norm(x + residual + shift, (16,), weight, *extra, eps=1e-6))
-        assert torch.equal(total, residual + x)
+    expected = F.layer_norm(x + shift, (16,), weight, bias, eps=1e-6)
+    torch.testing.assert_close(layer_norm(x, weight, bias, 1e-6, shift), expected)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6, shift), F.rms_norm(x + shift, (16,), weight, eps=1e-6))
+    normed, total = add_rms_norm(x, residual, weight, 1e-6, shift)
+    torch.testing.assert_close(normed, F.rms_norm(x + residual + shift, (16,), weight, eps=1e-6))
+    assert torch.equal(total, residual + x)
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100])

@@ -32,5 +32,17 @@ def fits_scratch(rows: int, width: int, tiling: Tiling) -> bool:
 
 Key = tuple[int, int, int]  # rows at most (16, 32 or 64), columns of the result, size of a row
 
-LINEAR: dict[Key, Tiling] = {}
-LINEAR_SILU_MUL: dict[Key, Tiling] = {}
+LINEAR: dict[Key, Tiling] = {
+    (16, 4096, 4096): Tiling(32, 128, split=2, warps=4, stages=4),  # out
+    (32, 4096, 4096): Tiling(32, 128, split=2, warps=4, stages=4),  # out
+    (16, 4096, 12288): Tiling(32, 128, split=2, warps=4, stages=6),  # down
+    (32, 4096, 12288): Tiling(64, 256, split=2, warps=8, stages=4, early=True),  # down
+    (64, 4096, 12288): Tiling(64, 128, split=2, warps=8, stages=4, early=True),  # down
+    (16, 151936, 4096): Tiling(64, 128, split=1, warps=4, stages=4),  # head
+    (32, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4, early=True),  # head
+    (64, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4),  # head
+}
+LINEAR_SILU_MUL: dict[Key, Tiling] = {
+    (16, 12288, 4096): Tiling(32, 128, split=1, warps=4, stages=4),  # gate_up
+    (64, 12288, 4096): Tiling(64, 64, split=1, warps=4, stages=4),  # gate_up
+}

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.norms import add_layer_norm, add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
+from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.triton import next_power_of_2, runs_here
 
 _MOST = 16384  # numbers of a row that a program can hold
@@ -162,17 +162,3 @@ def layer_norm_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, shift: torch.Tensor | None = None
 ) -> torch.Tensor:
     return _launch(x, None, weight, bias, eps, shift)[0]
-
-
-@add_layer_norm.twin(
-    "triton", when=lambda x, residual, weight, bias, eps, shift=None: _rows(x) and residual.is_contiguous(), recordable=True
-)
-def add_layer_norm_triton(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    shift: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _launch(x, residual, weight, bias, eps, shift)

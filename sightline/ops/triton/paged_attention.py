@@ -18,10 +18,12 @@ from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.triton import next_power_of_2, runs_here
 
 MIXED = "triton decode and definition"
-KEYS, WARPS, STAGES = 64, 4, 3  # keys that a program takes at once, its warps, and how many blocks it reads ahead; measured
-PROGRAMS = 264  # about two per multiprocessor of the largest GPUs
+KEYS = 64  # that a program takes at once; this and the following as measured on an H200
+PROGRAMS = 512  # wanted at least: about four per multiprocessor
+FEW_PARTS = 16  # (warps, blocks read ahead) of a program up to so many parts, and with more, when there are few sequences
+TUNED, TUNED_MANY_PARTS = (2, 4), (4, 2)
 _ROWS = 16  # rows of the smallest matrix product
-_MOST_PARTS = 64
+_MOST_PARTS = 32
 _COUNTERS = 2**16  # sequences times key/value heads of one launch
 
 
@@ -77,20 +79,17 @@ def _decode_part(
             if tl.atomic_add(arrived + sequence * kv_heads + kv_head, 1, sem="acq_rel") == PARTS - 1:
                 tl.store(arrived + sequence * kv_heads + kv_head, 0)
                 number = tl.arange(0, PARTS)
-                every = at[:, None] + number[None, :]
-                tops = tl.load(maxima + every, mask=mine, other=float("-inf"), cache_modifier=".cg")
-                highest = tl.max(tops, 1)
-                total = tl.sum(
-                    tl.exp(tops - highest[:, None]) * tl.load(sums + every, mask=mine, other=0.0, cache_modifier=".cg"), 1
-                )
-                used = tl.cdiv(context, blocks * KEYS)  # parts behind these have no keys
-                values = tl.zeros([ROWS, head_dim], tl.float32)
-                for piece in range(used):
-                    top = tl.load(maxima + at + piece, mask=row < group, other=0.0, cache_modifier=".cg")
-                    values += tl.exp(top - highest)[:, None] * tl.load(
-                        parts_at + piece * head_dim, mask=mine, other=0.0, cache_modifier=".cg"
-                    )
-                tl.store(out + own, (values / total[:, None]).to(out.dtype.element_ty), mask=mine)
+                used = number < tl.cdiv(context, blocks * KEYS)  # parts behind these have no keys
+                for member in tl.static_range(group):
+                    line = (sequence * heads + kv_head * group + member) * PARTS + number
+                    tops = tl.load(maxima + line, mask=used, other=float("-inf"), cache_modifier=".cg")
+                    share = tl.exp(tops - tl.max(tops, 0))
+                    whole = tl.sum(share * tl.load(sums + line, mask=used, other=0.0, cache_modifier=".cg"), 0)
+                    pieces = partial + (line.to(tl.int64)[:, None] * head_dim + place[None, :])
+                    values_of = tl.load(pieces, mask=used[:, None], other=0.0, cache_modifier=".cg")
+                    joined = tl.sum(share[:, None] * values_of, 0) / whole
+                    target = out + (start.to(tl.int64) * heads + kv_head * group + member) * head_dim + place
+                    tl.store(target, joined.to(out.dtype.element_ty))
 
 
 def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
@@ -167,13 +166,14 @@ def _decode(
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     parts = _parts(sequences * kv_heads, longest)
     assert sequences * kv_heads <= _COUNTERS
+    warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
     split = sequences if parts > 1 else 0
     maxima = torch.empty(split, heads, parts, dtype=torch.float32, device=q.device)
     sums, partial = torch.empty_like(maxima), maxima.new_empty(split, heads, parts, head_dim)
     _decode_part[(sequences, kv_heads, parts)](
         q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, _counters(q.device), out,
         head_dim**-0.5, page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, KEYS,
-        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=WARPS, num_stages=STAGES,
+        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable
 from sightline.ops.triton import next_power_of_2, runs_here
 
-WHOLE_HEADS, WHOLE_WARPS = 16, 4  # of a program; measured
+WHOLE_HEADS, WHOLE_WARPS = 16, 2  # of a program; measured
 _HEADS = 8
 
 

@@ -1,8 +1,9 @@
 """Rotary positions of the tower, in place in the packed projection.
 
-A head is rotated in pairs (i, i + size/2). A program takes a patch and many of its heads of q and k: it reads the angles of its
-patch once, from the model's one table by row and column, and the heads that a thread holds share them. Halves of 36 or 40
-numbers lie in tiles of 64, where whole groups of four are masked out, so that loads stay wide.
+A head is rotated in pairs (i, i + places/2). A program takes a patch and many of its heads of q and k: it reads the angles of
+its patch once, from the model's one table by row and column, and the heads that a thread holds share them. Halves of 40 places
+lie in tiles of 64, where whole groups of eight are masked out, so that loads stay wide; places that are padding are turned by
+nothing.
 """
 
 import torch
@@ -12,16 +13,16 @@ import triton.language as tl
 from sightline.ops.rotary import RotaryTable, vision_rotary
 from sightline.ops.triton import next_power_of_2, runs_here
 
-PATCHES, HEADS, WARPS = 1, 32, 2  # of a program; measured
+PATCHES, HEADS, WARPS = 1, 16, 1  # of a program, as measured on an H200
 
 
 @triton.jit
 def _rotate(
     qkv, row_col, cos_table, sin_table, patches, patch_stride, part_stride, head_stride,
-    heads: tl.constexpr, head_dim: tl.constexpr, BLOCK_PATCHES: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    heads: tl.constexpr, half: tl.constexpr, quarter: tl.constexpr, BLOCK_PATCHES: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    half: tl.constexpr = head_dim // 2
-    quarter: tl.constexpr = head_dim // 4
+    """half: places of half a head; quarter: frequencies of an axis, of which a half has two lots."""
     patch = tl.program_id(0) * BLOCK_PATCHES + tl.arange(0, BLOCK_PATCHES)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)  # of q, then of k
     place = tl.arange(0, BLOCK)
@@ -29,8 +30,9 @@ def _rotate(
     row = tl.load(row_col + 2 * patch, mask=patch < patches, other=0)
     column = tl.load(row_col + 2 * patch + 1, mask=patch < patches, other=0)
     angle = tl.where((place < quarter)[None, :], row[:, None] * quarter + place, column[:, None] * quarter + place - quarter)
-    cos = tl.load(cos_table + angle, mask=known, other=1.0)[:, None, :]
-    sin = tl.load(sin_table + angle, mask=known, other=0.0)[:, None, :]
+    turns = (patch < patches)[:, None] & (place < 2 * quarter)[None, :]
+    cos = tl.load(cos_table + angle, mask=turns, other=1.0)[:, None, :]
+    sin = tl.load(sin_table + angle, mask=turns, other=0.0)[:, None, :]
     inside = known[:, None, :] & (head < 2 * heads)[None, :, None]
     head_offset = (head // heads) * part_stride + (head % heads) * head_stride
     address = qkv + patch.to(tl.int64)[:, None, None] * patch_stride + head_offset[None, :, None] + place[None, None, :]
@@ -46,10 +48,11 @@ def _takes(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) -> bool
 
 @vision_rotary.twin("triton", when=_takes, recordable=True)
 def vision_rotary_triton(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) -> None:
-    patches, _, heads, head_dim = qkv.shape
-    assert row_col.shape == (patches, 2) and table.cos.shape[1] == head_dim // 4
+    patches, _, heads, places = qkv.shape
+    half, quarter = places // 2, table.cos.shape[1]
+    assert row_col.shape == (patches, 2) and 2 * quarter <= half
     grid = (triton.cdiv(patches, PATCHES), triton.cdiv(2 * heads, HEADS))
     _rotate[grid](
         qkv, row_col, table.cos, table.sin, patches, qkv.stride(0), qkv.stride(1), qkv.stride(2),
-        heads, head_dim, PATCHES, HEADS, next_power_of_2(head_dim // 2), num_warps=WARPS,
+        heads, half, quarter, PATCHES, HEADS, next_power_of_2(half), num_warps=WARPS,
     )  # fmt: skip
