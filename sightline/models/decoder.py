@@ -4,13 +4,15 @@ import torch
 from torch import nn
 
 from sightline.models.inputs import ForwardBatch, LayerCache
-from sightline.models.layers import GatedMLP, RMSNorm, apply_linear
+from sightline.models.layers import GatedMLP, RMSNorm, add_product, apply_linear
 from sightline.ops.attention import paged_attention
 from sightline.ops.linear import linear
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 from sightline.ops.rows import embed_rows
 from sightline.spec import TextSpec
+
+FEW_ROWS = 64  # up to so many, products have kernels of their own, which do not add in place
 
 
 class Attention(nn.Module):
@@ -26,6 +28,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, table: RotaryTable, axes: torch.Tensor
     ) -> torch.Tensor:
+        """What `out` takes."""
         q = rotate_and_store(
             apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim)),
             None if self.q_norm is None else self.q_norm.weight,
@@ -49,7 +52,7 @@ class Attention(nn.Module):
             batch.query_lengths_host,
             batch.context_lengths_host,
         )
-        return apply_linear(self.out, attended.flatten(1))
+        return attended.flatten(1)
 
 
 def norm_of_sum(
@@ -80,20 +83,29 @@ class DecoderLayer(nn.Module):
         cache: LayerCache,
         table: RotaryTable,
         axes: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them."""
+        tap_follows: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them.
+
+        With many rows the products add to the stream in place instead, and nothing is pending: one pass over memory less each.
+        """
         if pending is None:
             normed = self.input_norm(hidden)
         else:
             normed, hidden = norm_of_sum(self.input_norm, hidden, pending, tap, batch.row_index)
         attended = self.attention(normed, batch, cache, table, axes)
-        if self.attention_out_norm is not None:
-            attended = self.attention_out_norm(attended)
-        normed, hidden = self.mlp_norm.after_add(attended, hidden)
-        pending = self.mlp(normed)
-        if self.mlp_out_norm is not None:
-            pending = self.mlp_out_norm(pending)
-        return hidden, pending
+        if self.attention_out_norm is not None and self.mlp_out_norm is not None:
+            projected = self.attention_out_norm(apply_linear(self.attention.out, attended))
+            normed, hidden = self.mlp_norm.after_add(projected, hidden)
+            return hidden, self.mlp_out_norm(self.mlp(normed))
+        if hidden.shape[0] <= FEW_ROWS:
+            normed, hidden = self.mlp_norm.after_add(apply_linear(self.attention.out, attended), hidden)
+            return hidden, self.mlp(normed)
+        hidden = add_product(hidden, attended, self.attention.out)
+        normed = self.mlp_norm(hidden)
+        if tap_follows:
+            return hidden, self.mlp(normed)
+        return add_product(hidden, self.mlp.inner(normed), self.mlp.last), None
 
 
 class Decoder(nn.Module):
@@ -122,12 +134,15 @@ class Decoder(nn.Module):
         taps = self._taps(batch)
         pending, tap = None, None
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes)
-            tap = taps[index] if index < len(taps) else None
-        assert pending is not None
+            tap_follows = index < len(taps)
+            hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes, tap_follows)
+            tap = taps[index] if tap_follows else None
         wanted = batch.logit_index
         rows = None if tap is None or batch.row_index is None else batch.row_index[wanted]
-        normed, _ = norm_of_sum(self.norm, hidden[wanted], pending[wanted], tap, rows)
+        if pending is None:
+            normed = self.norm(hidden[wanted])
+        else:
+            normed, _ = norm_of_sum(self.norm, hidden[wanted], pending[wanted], tap, rows)
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return linear(normed, head, None)
 

@@ -40,16 +40,20 @@ def one_add_after_another(
     hidden = text.embed_tokens(batch.token_ids.clamp(max=10))
     hidden[vision] = parts[0]
     for number, (layer, cache) in enumerate(zip(text.layers, caches, strict=True)):
-        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes))
+        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes, tap_follows=True))
         if number + 1 < len(parts):
             hidden[vision] += parts[number + 1]
     head = text.embed_tokens.weight if text.lm_head is None else text.lm_head.weight
     return F.linear(text.norm(hidden)[batch.logit_index], head)
 
 
+@pytest.mark.parametrize("few_rows", [0, 64], ids=["in place", "pending"])
 @pytest.mark.parametrize("taps", ["none", "one", "as many as layers"])
-def test_taps_are_added_after_their_layers(tiny_checkpoints: dict[str, Path], taps: str) -> None:
+def test_taps_are_added_after_their_layers(
+    tiny_checkpoints: dict[str, Path], taps: str, few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red when a tap comes a layer early or late, goes to another token, or is lost after the last layer."""
+    monkeypatch.setattr("sightline.models.decoder.FEW_ROWS", few_rows)
     folder = tiny_checkpoints["qwen3-vl"]
     model = load_model(read_model_spec(folder), folder, CPU, torch.float32, 64)
     text = model.spec.text
