@@ -25,12 +25,13 @@ class _Plan:
     chunks: list[Chunk] = field(default_factory=list)
     encodes: list[Encode] = field(default_factory=list)
     planned: set[int] = field(default_factory=set)  # ids of sequences with a chunk
+    decodes: bool = False  # somebody's answer grows in this step
 
 
 def plan_step(schedule: Schedule) -> Step:
     """The next step. Pages and rows it needs are reserved; `advance` must follow before the next plan.
 
-    It is empty when the only work is to read what is in flight.
+    It is empty when the only work is to read what is in flight, or to wait for what is encoded aside.
     """
     schedule.step += 1
     plan = _Plan(schedule.limits.max_tokens, schedule.limits.max_patches)
@@ -42,12 +43,13 @@ def plan_step(schedule: Schedule) -> Step:
     for sequence in decoding + filling:
         # an earlier one may have preempted it, and one that starved has its chunk already
         eligible = sequence.status is Status.RUNNING and sequence.id not in plan.planned and not sequence.has_its_last
-        if eligible and plan.tokens_left:
-            _give_tokens(schedule, plan, sequence)
+        if eligible and plan.tokens_left and _give_tokens(schedule, plan, sequence):
+            plan.decodes |= sequence.computed >= sequence.prompt_tokens
     _start_waiting(schedule, plan)
     _encode_ahead(schedule, plan)
     reading = any(sequence.in_flight for sequence in (*schedule.running, *schedule.waiting))
-    assert plan.chunks or reading or not schedule.has_work, "a step with work must compute something"
+    idle = reading or bool(schedule.encoding) or not schedule.has_work
+    assert plan.chunks or idle, "a step with work must compute something"
     return Step(schedule.step, tuple(plan.chunks), tuple(plan.encodes))
 
 
@@ -75,13 +77,17 @@ def _with_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, 
             continue
         key = sequence.item_keys[span.item]
         entry = schedule.embeddings.lookup(key)
+        if key in schedule.encoding:
+            return max(0, span.start - start)
         if entry is None:
             item = sequence.request.items[span.item]
             # An item above the budget goes alone, else it would never go.
             affordable = item.patches <= plan.patches_left or not plan.encodes
             if not affordable or not _make_room_for_rows(schedule, plan, sequence, item.rows, stuck=span.start <= start):
                 return max(0, span.start - start)  # up to the image, or nothing
-            _reserve(schedule, plan, key, sequence, span.item)
+            _reserve(schedule, plan, key, sequence, span.item, aside=schedule.limits.encode_aside and plan.decodes)
+            if plan.encodes[-1].aside:
+                return max(0, span.start - start)
             entry = plan.encodes[-1].entry
         schedule.ahead.discard(key)
         schedule.embeddings.pin(entry)
@@ -99,10 +105,13 @@ def _make_room_for_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, row
     return True
 
 
-def _reserve(schedule: Schedule, plan: _Plan, key: bytes, sequence: Sequence, item_index: int) -> None:
+def _reserve(schedule: Schedule, plan: _Plan, key: bytes, sequence: Sequence, item_index: int, aside: bool) -> None:
     item = sequence.request.items[item_index]
     reservation = schedule.embeddings.reserve(key, item.rows)
-    plan.encodes.append(Encode(reservation.entry, item, reservation.offloads, reservation.from_host))
+    aside = aside and not reservation.from_host  # a copy is quickly made
+    if aside:
+        schedule.encoding[key] = reservation.entry
+    plan.encodes.append(Encode(reservation.entry, item, reservation.offloads, reservation.from_host, aside))
     if not reservation.from_host:
         plan.patches_left -= item.patches
 
@@ -273,7 +282,7 @@ def _encode_ahead(schedule: Schedule, plan: _Plan) -> None:
             fits = 2 * (blocks_ahead + blocks) <= cache.blocks and cache.can_reserve(item.rows, spare=kept)
             if item.patches > budget or not fits:
                 return
-            _reserve(schedule, plan, key, sequence, index)
+            _reserve(schedule, plan, key, sequence, index, aside=schedule.limits.encode_aside and plan.decodes)
             schedule.ahead.add(key)
             budget -= item.patches
             blocks_ahead += blocks

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from sightline.cache.embeddings import EmbeddingEntry
 from sightline.errors import PromptError
 from sightline.schedule.plan import enqueue, extend_keys, release
 from sightline.schedule.state import Schedule, Sequence, Status, Step
@@ -30,13 +31,28 @@ def admit(schedule: Schedule, sequences: Iterable[Sequence]) -> None:
 def advance(schedule: Schedule, step: Step) -> None:
     """A step was launched: what it computes and encodes counts as there, because all that runs later runs after it."""
     for encode in step.encodes:
-        schedule.embeddings.mark_ready(encode.entry)
+        if not encode.aside:
+            schedule.embeddings.mark_ready(encode.entry)
     for chunk in step.chunks:
         sequence = chunk.sequence
         sequence.computed = chunk.start + chunk.count
         sequence.in_flight += chunk.samples
         _share_full_pages(schedule, sequence)
         _unpin_consumed(schedule, sequence)
+
+
+def finish_encodes(schedule: Schedule, keys: Iterable[bytes]) -> None:
+    """Items that were encoded aside are there. Those that failed meanwhile are not among them any more."""
+    for key in keys:
+        entry = schedule.encoding.pop(key, None)
+        if entry is not None:
+            schedule.embeddings.mark_ready(entry)
+
+
+def abandon_encode(schedule: Schedule, entry: EmbeddingEntry) -> None:
+    """An item could not be encoded; nobody who needs it is in the schedule any more."""
+    schedule.encoding.pop(entry.key, None)
+    schedule.embeddings.abandon(entry)
 
 
 def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.embeddings import EmbeddingCache, EmbeddingEntry, Offload
+from sightline.cache.embeddings import EmbeddingCache, EmbeddingEntry, EmbeddingState, Offload
 from sightline.cache.pages import Node, PageCache
 from sightline.types import MediaItem, Request
 
@@ -133,6 +133,7 @@ class Limits:
     max_patches: int  # per step; one item may exceed it alone
     lookahead_patches: int  # per step
     starvation_steps: int
+    encode_aside: bool = False  # while others decode, who needs a new image waits for it, and it is encoded beside their steps
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class Encode:
     item: MediaItem
     offloads: tuple[Offload, ...]  # rows to save to the host tier before their blocks are overwritten
     from_host: bool
+    aside: bool = False  # beside this step and later ones: nobody reads the rows before `finish_encodes`
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ class Schedule:
     running: list[Sequence] = field(default_factory=list)  # by rank
     queue_order: deque[tuple[int, Sequence]] = field(default_factory=deque)  # (step, sequence) as they began to wait
     ahead: set[bytes] = field(default_factory=set)  # items encoded ahead that nobody has used yet
+    encoding: dict[bytes, EmbeddingEntry] = field(default_factory=dict)  # aside, by key
     step: int = 0
     preemptions: int = 0
 
@@ -184,11 +187,18 @@ class Schedule:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a sequence is in the midst of its answer."""
+        return any(sequence.remaining == 1 for sequence in self.running)
+
     def check_integrity(self) -> None:
         """Everything the caches count is held by somebody here. Costs a walk over all of it: for tests and idle moments."""
         self.pages.check_integrity()
         self.embeddings.check_integrity()
         _check_sequences(self)
+        for key, entry in self.encoding.items():
+            assert self.embeddings.lookup(key) is entry and entry.state is EmbeddingState.ENCODING and not entry.pins
 
 
 def _check_sequences(schedule: Schedule) -> None:

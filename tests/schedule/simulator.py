@@ -23,7 +23,7 @@ from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
 from sightline.errors import PromptError
 from sightline.schedule.plan import plan_step
-from sightline.schedule.progress import admit, advance, finish, take_tokens
+from sightline.schedule.progress import abandon_encode, admit, advance, finish, finish_encodes, take_tokens
 from sightline.schedule.state import Limits, Schedule, Sequence, Status, Step
 from sightline.types import Request
 
@@ -92,6 +92,8 @@ class Simulator:
     quiet_steps: int = 0  # since the last lasting event
     _numbers: int = 0
     _launched: tuple[Step, dict[int, int]] | None = None
+    _computed_nothing: bool = False  # in the last step
+    _aside: dict[bytes, int] = field(default_factory=dict)  # items that are encoded aside, and since which step
 
     def __post_init__(self) -> None:
         self.schedule = make_schedule(self.workload.limits, self.workload.memory)
@@ -155,11 +157,13 @@ class Simulator:
 
     def step(self) -> Step:
         """One step as Engine.step does it, and all checks."""
+        self._finish_encodes()
         before = Before(self)
         step = plan_step(self.schedule)
         self._check_budgets(step)
         before.check_order(self)
         self._note_starts()
+        self._computed_nothing = not step.chunks
         step = self._encode(step)
         if step.number % 3 == 0:  # the device was fast
             self._take_launched()
@@ -183,6 +187,14 @@ class Simulator:
             self.on_step(self, step)
         return step
 
+    def _finish_encodes(self) -> None:
+        """Some steps after they were begun, or when there is nobody whom it would hold up to wait for them."""
+        now, wait = self.schedule.step, self._computed_nothing or not self.schedule.decodes
+        done = [key for key, begun in self._aside.items() if wait or begun + 1 + key[-1] % 3 <= now]
+        for key in done:
+            del self._aside[key]
+        finish_encodes(self.schedule, done)
+
     def _take_launched(self) -> None:
         if self._launched is None:
             return
@@ -204,7 +216,9 @@ class Simulator:
             if encode.entry.key in failed:
                 line = (*self.schedule.running, *self.schedule.waiting)
                 self.fail([sequence for sequence in line if encode.entry.key in sequence.item_keys])
-                self.schedule.embeddings.abandon(encode.entry)
+                abandon_encode(self.schedule, encode.entry)
+            elif encode.aside:
+                self._aside[encode.entry.key] = step.number
         return replace(
             step,
             chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING),
@@ -291,6 +305,8 @@ class Simulator:
                 assert self.schedule.step - watched.came <= watched.bound, f"sequence {sequence.id} starves"
 
     def check_end(self) -> None:
+        self._finish_encodes()  # nobody decodes
+        assert not self._aside
         schedule = self.schedule
         assert not schedule.running and not schedule.waiting
         assert schedule.pages.private_pages == 0 and schedule.pages.total_locks == 0

@@ -4,6 +4,8 @@ Red with almost any mistake in schedule/: a page shared before it is computed, a
 computed twice or never, rows read that are not there, a step without work, a sequence that waits for ever.
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -14,6 +16,11 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 BATCHES = 20
 
 
+def aside(workload: Workload) -> Workload:
+    """The same with images encoded beside the steps of those that decode."""
+    return replace(workload, limits=replace(workload.limits, encode_aside=True))
+
+
 late = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 
 
@@ -21,7 +28,7 @@ late = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overla
 @settings(max_examples=600, **QUIET)
 @given(workload=workloads())
 def test_any_workload(workload: Workload, overlap: bool) -> None:
-    Simulator(workload, overlap=overlap).run()
+    Simulator(aside(workload) if overlap else workload, overlap=overlap).run()
 
 
 @pytest.mark.slow
@@ -29,7 +36,7 @@ def test_any_workload(workload: Workload, overlap: bool) -> None:
 @settings(max_examples=8000, **QUIET)
 @given(workload=workloads())
 def test_any_workload_at_length(workload: Workload, overlap: bool) -> None:
-    Simulator(workload, overlap=overlap).run()
+    Simulator(aside(workload) if overlap else workload, overlap=overlap).run()
 
 
 @late
@@ -55,7 +62,7 @@ def test_more_seeded_workloads(batch: int) -> None:
 def run_seeds(first: int, count: int) -> None:
     for seed in range(first, first + count):
         try:
-            Simulator(seeded_workload(seed), overlap=seed % 2 == 1).run()
+            Simulator(aside(seeded_workload(seed)) if seed % 4 > 1 else seeded_workload(seed), overlap=seed % 2 == 1).run()
         except AssertionError as error:
             raise AssertionError(f"seeded_workload({seed}): {error}") from error
 
