@@ -51,6 +51,13 @@ def load_video(
     return _load("video", source, limits, clock or StageClock(), budget)
 
 
+def load_ref(
+    kind: Kind, source: Any, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
+) -> MediaRef:
+    """As load_image or load_video, by the kind."""
+    return _load(kind, source, limits, clock or StageClock(), budget)
+
+
 async def load_ref_async(
     kind: Kind,
     source: Any,
@@ -138,6 +145,11 @@ def _read(source: VideoSource, allowance: ByteAllowance, limits: MediaConfig) ->
             f"{allowance.subject} cannot be read: scheme {scheme!r} is not supported; use data, http, https, file or a path."
         )
     return read_file(Path(source), limits.allowed_local_media_path, allowance)
+
+
+def is_data_url(source: Any) -> bool:
+    """Whether it carries its data itself, so that nothing has to be waited for."""
+    return isinstance(source, str) and _scheme(source) == "data"
 
 
 def _scheme(text: str) -> str:

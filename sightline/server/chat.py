@@ -1,20 +1,29 @@
 """/v1/chat/completions: what is special to it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from sightline.server.call import Call, PromptFacts
-from sightline.server.chat_prompt import chat_prompt
+from sightline.server.chat_prompt import PromptDraft, complete_prompt, draft_prompt
 from sightline.server.chat_reply import ChatReply
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Submission
-from sightline.server.form import checked, form_of
+from sightline.server.form import Form, checked, form_of
 from sightline.server.inflight import Entry
 from sightline.server.protocol import ChatRequest
 from sightline.server.sampling import resolve, sampling_params, submission
 from sightline.stream.answer_parts import AnswerParser
-from sightline.timing import StageClock
+from sightline.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class BegunChat:
+    body: ChatRequest
+    model: str  # the name to answer with
+    form: Form
+    params: SamplingParams
+    draft: PromptDraft
 
 
 class ChatShape:
@@ -22,19 +31,20 @@ class ChatShape:
     prefix = "chatcmpl"
     decoder = msgspec.json.Decoder(ChatRequest)
 
-    async def prepare(
-        self, context: ServerContext, body: ChatRequest, call: Call, caller: str, entry: Entry, off_loop: bool
-    ) -> tuple[tuple[Submission, ...], ChatReply]:
-        model = context.check_model(body.model)
-        form = form_of(body)
-        params = sampling_params(context, body)
-        clock = StageClock()
+    def begin(self, context: ServerContext, body: ChatRequest, on_loop: bool) -> BegunChat:
+        model, form, params = context.check_model(body.model), form_of(body), sampling_params(context, body)
         fields = (body.messages, form.tools, body.chat_template_kwargs, body.mm_processor_kwargs)
-        prompt = await chat_prompt(context, *fields, caller, clock, entry, off_loop)
-        params = replace(params, structured=await checked(context, form, prompt.opens_reasoning))
+        return BegunChat(body, model, form, params, draft_prompt(context, *fields, on_loop))
+
+    async def prepare(
+        self, context: ServerContext, begun: BegunChat, call: Call, caller: str, entry: Entry
+    ) -> tuple[tuple[Submission, ...], ChatReply]:
+        body, form = begun.body, begun.form
+        prompt = await complete_prompt(context, begun.draft, caller, entry)
+        params = replace(begun.params, structured=await checked(context, form, prompt.opens_reasoning))
         sampling = resolve(context, params)
         call.stream = bool(body.stream)
-        prompts = (submission(context, prompt.request, body, params, sampling, clock),)
+        prompts = (submission(context, prompt.request, body, params, sampling, begun.draft.clock),)
         call.prompts = tuple(map(PromptFacts.of, prompts))
 
         def parser() -> AnswerParser:
@@ -47,7 +57,7 @@ class ChatShape:
 
         return prompts, ChatReply(
             call,
-            model,
+            begun.model,
             context.files.tokenizer,
             parser,
             logprobs=sampling.logprobs,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sightline.errors import PromptError
 from sightline.media.limits import RequestBudget
-from sightline.media.source import load_ref_async
+from sightline.media.source import is_data_url, load_ref, load_ref_async
 from sightline.prompt.messages import normalise_messages, refuse_placeholders
 from sightline.prompt.request import assemble, make_item
 from sightline.server.context import ServerContext
@@ -30,6 +30,8 @@ from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
 from sightline.types import MediaRef, Request
 
+_FEW = 2  # media; more are loaded side by side
+
 
 @dataclass(frozen=True)
 class MediaWanted:
@@ -49,36 +51,50 @@ class ChatPrompt:
     opens_reasoning: bool  # the template itself began a block of reasoning
 
 
-async def chat_prompt(
+@dataclass
+class PromptDraft:
+    """A chat on its way to a prompt: complete if nothing had to be waited for."""
+
+    messages: list[dict[str, Any]]  # for the template
+    wanted: list[MediaWanted]
+    tools: Sequence[Mapping[str, Any]]
+    template_kwargs: dict[str, Any] | None
+    budget: RequestBudget
+    clock: StageClock  # told of each stage
+    refs: list[MediaRef] | None = None
+    prompt: ChatPrompt | None = None
+
+
+def draft_prompt(
     context: ServerContext,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
     template_kwargs: dict[str, Any] | None,
     options: ProcessorOptions | None,
-    caller: str,
-    clock: StageClock,
-    entry: Entry,
-    off_loop: bool,
-) -> ChatPrompt:
-    """`off_loop` says that the body is large enough for its work to be done in a thread. `clock` is told of each stage,
-    `entry` of bytes that are fetched."""
-    loop = asyncio.get_running_loop()
-    if off_loop:
-        for_template, wanted = await loop.run_in_executor(context.pool, template_messages, messages, options)
-    else:
-        for_template, wanted = template_messages(messages, options)
+    on_loop: bool,
+) -> PromptDraft:
+    """As much as can be done without waiting, all of it in one go where media are few and come with the body: a change of
+    threads takes as long as a small picture. `on_loop` says that the event loop must not be held up."""
+    for_template, wanted = template_messages(messages, options)
     budget = RequestBudget(context.config.media)
     budget.take_items(medium.kind for medium in wanted)
-    refs = await _load_all(context, wanted, caller, clock, budget, entry)
+    draft = PromptDraft(for_template, wanted, tools, template_kwargs, budget, StageClock())
+    if not wanted:
+        draft.refs = []
+    elif not on_loop and len(wanted) <= _FEW and all(is_data_url(medium.url) for medium in wanted):
+        draft.refs = [load_ref(medium.kind, medium.url, context.config.media, draft.clock, budget) for medium in wanted]
+    if draft.refs is not None:
+        draft.prompt = _build(context, draft, draft.refs)
+    return draft
 
-    def build() -> ChatPrompt:
-        return _build(context, for_template, wanted, refs, tools, template_kwargs, clock, budget)
 
-    if off_loop or wanted:
-        prompt = await loop.run_in_executor(context.pool, build)
-    else:
-        prompt = build()
-    for medium, ref in zip(wanted, refs, strict=True):
+async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: str, entry: Entry) -> ChatPrompt:
+    """`entry` is told of bytes that are fetched."""
+    prompt, refs = draft.prompt, draft.refs
+    if prompt is None or refs is None:
+        refs = await _load_all(context, draft.wanted, caller, draft.clock, draft.budget, entry)
+        prompt = await asyncio.get_running_loop().run_in_executor(context.pool, _build, context, draft, refs)
+    for medium, ref in zip(draft.wanted, refs, strict=True):
         if medium.uuid is not None and ref.data:
             context.names.remember(caller, medium.uuid, ref)
     return prompt
@@ -191,28 +207,22 @@ async def _load_all(
     return refs
 
 
-def _build(
-    context: ServerContext,
-    messages: list[dict[str, Any]],
-    wanted: Sequence[MediaWanted],
-    refs: Sequence[MediaRef],
-    tools: Sequence[Mapping[str, Any]],
-    template_kwargs: dict[str, Any] | None,
-    clock: StageClock,
-    budget: RequestBudget,
-) -> ChatPrompt:
-    """All that needs no waiting; fit for any thread."""
-    files, placeholders = context.files, context.placeholders
-    kwargs = dict(template_kwargs or {})
+def _build(context: ServerContext, draft: PromptDraft, refs: Sequence[MediaRef]) -> ChatPrompt:
+    """All that follows when the media are there; fit for any thread."""
+    files, placeholders, tools = context.files, context.placeholders, draft.tools
+    kwargs = dict(draft.template_kwargs or {})
     for name in ("messages", "tools"):
         if name in kwargs:
             raise PromptError(f"chat_template_kwargs cannot set {name!r}.")
-    with clock.stage("prompt"):
+    with draft.clock.stage("prompt"):
         refuse_placeholders(kwargs, "chat_template_kwargs", placeholders)
         refuse_placeholders(tools, "tools", placeholders)
-        for_template, _ = normalise_messages(messages, placeholders)
+        for_template, _ = normalise_messages(draft.messages, placeholders)
         prompt = files.template.render(for_template, tools=list(tools) or None, **kwargs)
-        items = [make_item(ref, _processor(files.processor, medium), budget) for medium, ref in zip(wanted, refs, strict=True)]
+        items = [
+            make_item(ref, _processor(files.processor, medium), draft.budget)
+            for medium, ref in zip(draft.wanted, refs, strict=True)
+        ]
         request = assemble(
             prompt,
             items,

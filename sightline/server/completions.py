@@ -1,6 +1,6 @@
 """/v1/completions: what is special to it."""
 
-import asyncio
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,16 +19,20 @@ from sightline.types import Request
 _MOST_ANSWERS = 1024
 
 
+@dataclass(frozen=True)
+class BegunCompletion:
+    body: CompletionRequest
+    model: str  # the name to answer with
+    prompts: tuple[Submission, ...]
+
+
 class CompletionShape:
     route = "/v1/completions"
     prefix = "cmpl"
     decoder = msgspec.json.Decoder(CompletionRequest)
 
-    async def prepare(
-        self, context: ServerContext, body: CompletionRequest, call: Call, caller: str, entry: Entry, off_loop: bool
-    ) -> tuple[tuple[Submission, ...], CompletionReply]:
-        model = context.check_model(body.model)
-        params = sampling_params(context, body)
+    def begin(self, context: ServerContext, body: CompletionRequest, on_loop: bool) -> BegunCompletion:
+        model, params = context.check_model(body.model), sampling_params(context, body)
         sampling = resolve(context, params)
         prompts = _prompts(body.prompt)
         if len(prompts) * params.n > _MOST_ANSWERS:
@@ -38,18 +42,20 @@ class CompletionShape:
                 param="prompt",
             )
         clock = StageClock()
-
-        def build() -> list[Request]:
-            with clock.stage("prompt"):
-                return [prompt_request(context, prompt) for prompt in prompts]
-
-        requests = await asyncio.get_running_loop().run_in_executor(context.pool, build) if off_loop else build()
-        call.stream = bool(body.stream)
+        with clock.stage("prompt"):
+            requests = [prompt_request(context, prompt) for prompt in prompts]
         submissions = tuple(submission(context, request, body, params, sampling, clock) for request in requests)
-        call.prompts = tuple(map(PromptFacts.of, submissions))
-        return submissions, CompletionReply(
+        return BegunCompletion(body, model, submissions)
+
+    async def prepare(
+        self, context: ServerContext, begun: BegunCompletion, call: Call, caller: str, entry: Entry
+    ) -> tuple[tuple[Submission, ...], CompletionReply]:
+        body = begun.body
+        call.stream = bool(body.stream)
+        call.prompts = tuple(map(PromptFacts.of, begun.prompts))
+        return begun.prompts, CompletionReply(
             call,
-            model,
+            begun.model,
             context.files.tokenizer,
             top_logprobs=body.logprobs,
             include_usage=body.stream_options is not None and body.stream_options.include_usage,

@@ -26,7 +26,8 @@ from sightline.server.parse import parse
 from sightline.server.request_log import loggable
 
 T = TypeVar("T")
-B = TypeVar("B")
+B = TypeVar("B")  # a body
+I = TypeVar("I")  # noqa: E741  what is made of it first
 log = logging.getLogger("sightline.server")
 
 SMALL_BODY = 4096  # bytes; work on more than this is done in a thread
@@ -50,23 +51,26 @@ class Reply(Protocol):
     def texts(self) -> list[str]: ...
 
 
-class Shape(Protocol[B]):
+class Shape(Protocol[B, I]):
     """What is special to one endpoint."""
 
     route: str
     prefix: str  # of ids
     decoder: msgspec.json.Decoder[B]
 
+    def begin(self, context: ServerContext, body: B, on_loop: bool) -> I:
+        """Checks a body and does all that needs no waiting: on the event loop what takes no time, in a thread all of it."""
+
     async def prepare(
-        self, context: ServerContext, body: B, call: Call, caller: str, entry: Entry, off_loop: bool
+        self, context: ServerContext, begun: I, call: Call, caller: str, entry: Entry
     ) -> tuple[tuple[Submission, ...], Reply]:
         """The prompts, and how their answers are written. Sets call.prompts and call.stream."""
 
 
-class GenerationRoute(Generic[B]):
+class GenerationRoute(Generic[B, I]):
     """An ASGI endpoint."""
 
-    def __init__(self, context: ServerContext, shape: Shape[B]) -> None:
+    def __init__(self, context: ServerContext, shape: Shape[B, I]) -> None:
         self._context, self._shape = context, shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,10 +78,12 @@ class GenerationRoute(Generic[B]):
         await _Exchange(self._context, self._shape, call, scope, receive, send).run()
 
 
-class _Exchange(Generic[B]):
+class _Exchange(Generic[B, I]):
     """One request and its response."""
 
-    def __init__(self, context: ServerContext, shape: Shape[B], call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, context: ServerContext, shape: Shape[B, I], call: Call, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._context, self._shape, self._call = context, shape, call
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
@@ -148,20 +154,21 @@ class _Exchange(Generic[B]):
 
     async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], Reply]:
         body, self._body = self._body, bytearray()  # no longer than needed: it may be large
-        large = len(body) > SMALL_BODY
         try:
-            parsed = await self._parse(body)
+            if len(body) <= SMALL_BODY:
+                begun = self._begin(body, on_loop=True)
+            else:
+                begun = await asyncio.get_running_loop().run_in_executor(self._context.pool, self._begin, body, False)
             del body
-            if self._context.config.server.log_content:
-                self._call.content["request"] = loggable(parsed)
-            return await self._shape.prepare(self._context, parsed, self._call, caller, entry, large)
+            return await self._shape.prepare(self._context, begun, self._call, caller, entry)
         except UserError as error:
             raise refused(error) from None
 
-    async def _parse(self, body: bytearray) -> B:
-        if len(body) <= SMALL_BODY:
-            return parse(body, self._shape.decoder)
-        return await asyncio.get_running_loop().run_in_executor(self._context.pool, parse, body, self._shape.decoder)
+    def _begin(self, body: bytearray, on_loop: bool) -> I:
+        parsed = parse(body, self._shape.decoder)
+        if self._context.config.server.log_content:
+            self._call.content["request"] = loggable(parsed)
+        return self._shape.begin(self._context, parsed, on_loop)
 
     async def _written(self, reply: Reply) -> bytes:
         if self._call.completion_tokens <= SMALL_ANSWER:

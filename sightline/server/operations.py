@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sightline import __version__
 from sightline.errors import UserError
 from sightline.prompt.request import refuse_far_too_long
-from sightline.server.chat_prompt import chat_prompt
+from sightline.server.chat_prompt import complete_prompt, draft_prompt
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError, refused
 from sightline.server.form import plain_tools
@@ -22,7 +22,6 @@ from sightline.server.parse import parse
 from sightline.server.protocol import DetokenizeRequest, TokenizeRequest
 from sightline.server.responses import DetokenizeResponse, Model, ModelList, Readiness, TokenizeResponse, Version
 from sightline.server.token_text import token_text
-from sightline.timing import StageClock
 
 
 def json_response(body: msgspec.Struct, status: int = 200) -> Response:
@@ -82,7 +81,8 @@ class Operations:
     async def _tokens(self, body: TokenizeRequest, caller: str, entry: Entry) -> list[int]:
         if body.messages is not None and body.prompt is None:
             fields = (body.messages, plain_tools(body.tools), body.chat_template_kwargs, body.mm_processor_kwargs)
-            prompt = await chat_prompt(self._context, *fields, caller, StageClock(), entry, off_loop=True)
+            draft = await self._off_loop(draft_prompt, self._context, *fields, False)
+            prompt = await complete_prompt(self._context, draft, caller, entry)
             ids: list[int] = prompt.request.token_ids.tolist()
             return ids
         if body.prompt is not None and body.messages is None:
