@@ -153,8 +153,10 @@ class EngineConfig:
     overlap: bool | None = setting(
         None, "Whether a step is prepared and launched while the one before it still computes; by default on a GPU."
     )
-    encode_stream: bool = setting(
-        True, "Whether images of requests still in the queue are encoded on a stream of their own, beside decoding (on a GPU)."
+    encode_aside: bool | None = setting(
+        None,
+        "Whether images are encoded on a stream of their own while others decode, whose next tokens then do not wait for them; "
+        "by default on a GPU.",
     )
     lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
     page_size: int = setting(16, "Tokens per page of the key/value cache.")

@@ -30,7 +30,7 @@ from sightline.run.sampler import Sampled, SamplingRow, make_generator
 from sightline.run.sampling_params import ResolvedSampling
 from sightline.run.step_graphs import StepGraphs, step_graphs_are_possible
 from sightline.schedule.plan import plan_step
-from sightline.schedule.progress import admit, advance, finish, take_tokens
+from sightline.schedule.progress import abandon_encode, admit, advance, finish, finish_encodes, take_tokens
 from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
 from sightline.schedule.upcoming import upcoming_items
 from sightline.spec import ProcessorSpec
@@ -57,6 +57,9 @@ class Update:
     @property
     def last(self) -> bool:
         return self.completion is not None or self.error is not None
+
+
+MOST_UNUSED = 4096  # items encoded aside whose times are kept for who will use them
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Engine:
                 max_patches=config.max_patches_per_step,
                 lookahead_patches=config.lookahead_patches,
                 starvation_steps=config.starvation_steps,
+                encode_aside=weight.is_cuda if config.encode_aside is None else config.encode_aside,
             ),
             pages=PageCache(memory.pages, config.page_size),
             embeddings=EmbeddingCache(memory.blocks, BLOCK_ROWS, memory.row_bytes, memory.host_bytes),
@@ -124,7 +128,6 @@ class Engine:
             step_graphs=self._step_graphs(caches, arena) if steps_recorded else None,
             gpu_decoder=choose_gpu_decoder(config.image_decoder, weight.device, threads),
             most_patches=config.max_patches_per_step,
-            encode_aside=config.encode_stream,
         )
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
@@ -133,6 +136,8 @@ class Engine:
         self._line: tuple[int, ...] = ()  # who ran and waited when upcoming images were last looked for
         self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # of steps that sampled nothing, and of the next one
         self._launched: Launched | None = None
+        self._idle = False  # the last step computed nothing
+        self._encoded_aside: dict[bytes, Encoded] = {}  # not used yet, by key
         self._overlap = weight.is_cuda if config.overlap is None else config.overlap
 
     def _step_graphs(self, caches: list[LayerCache], arena: EmbeddingArena) -> StepGraphs:
@@ -224,10 +229,14 @@ class Engine:
         Without overlap, or where the next tokens depend on what the host makes of these, it says what this step brought.
         """
         updates = self._admit_formed()
+        # To wait for what is encoded aside would hold up those who decode; when there is none, there is nothing else to do.
+        finish_encodes(self.schedule, self.runner.encoded_aside(wait=self._idle or not self.schedule.decodes))
         step = plan_step(self.schedule)
+        self._idle = not step.chunks
         self._note_starts(step.chunks)
         failed, step = self._encode(step)
         updates += failed
+        self._note_encoded_aside(step.chunks)
         self._decode_ahead(step)
         if self._launched is not None and self._launched.ready:  # answers go out before the next launch, which takes its time
             updates += self._take_launched()
@@ -256,10 +265,10 @@ class Engine:
         if not step.encodes:
             return [], step
         step = replace(step, encodes=tuple(self._with_bytes(encode) for encode in step.encodes))
-        needed = {entry.key for chunk in step.chunks for entry in chunk.sequence.pinned.values()}
-        result = self._run_encodes([encode for encode in step.encodes if encode.entry.key in needed], aside=False)
-        ahead = self._run_encodes([encode for encode in step.encodes if encode.entry.key not in needed], aside=True)
-        result.failures.update(ahead.failures)
+        result = self._run_encodes([encode for encode in step.encodes if not encode.aside], aside=False)
+        beside = self._run_encodes([encode for encode in step.encodes if encode.aside], aside=True)
+        self._encoded_aside |= {encode.entry.key: beside for encode in step.encodes if encode.aside}
+        result.failures.update(beside.failures)
         self._note_encode(step, result)
         if not result.failures:
             return [], step
@@ -269,7 +278,7 @@ class Engine:
             if failure is not None:
                 line = (*self.schedule.running, *self.schedule.waiting)
                 updates += self._fail([s for s in line if encode.entry.key in s.item_keys], failure)
-                self.schedule.embeddings.abandon(encode.entry)
+                abandon_encode(self.schedule, encode.entry)
         chunks = tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING)
         encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)
         return updates, replace(step, chunks=chunks, encodes=encodes)
@@ -316,6 +325,27 @@ class Engine:
                 clock.add(stage, seconds)
         if result.tower is not None and clocks:
             self._times.append((result.tower, clocks, "encode"))
+
+    def _note_encoded_aside(self, chunks: Seq[Chunk]) -> None:
+        """Items that were encoded aside are told to the first who uses them."""
+        if not self._encoded_aside:
+            return
+        for chunk in chunks:
+            told: list[Encoded] = []
+            answer = self._answers[chunk.sequence.id]
+            for entry in chunk.sequence.pinned.values():
+                result = self._encoded_aside.pop(entry.key, None)
+                if result is None:
+                    continue
+                answer.encoded_items += 1
+                if not any(result is other for other in told):
+                    told.append(result)
+                    for stage, seconds in result.clock.seconds.items():
+                        answer.clock.add(stage, seconds)
+                    if result.tower is not None:
+                        answer.clock.add("encode", result.tower.seconds)
+        while len(self._encoded_aside) > MOST_UNUSED:  # whose requests are gone
+            del self._encoded_aside[next(iter(self._encoded_aside))]
 
     def _launch(self, step: Step) -> "Launched | None":
         """Computes the step's chunks; None if it samples nothing that would have to be read."""
@@ -413,6 +443,7 @@ class Engine:
 
     def embed(self, items: Seq[MediaItem]) -> list[torch.Tensor]:
         """Rows of items, [rows, row_width] each, past the cache, one item at a time."""
+        finish_encodes(self.schedule, self.runner.encoded_aside(wait=True))  # they use the same buffers
         rows = []
         for item in items:
             made = self.runner.make_patches_of([item], StageClock())[0]

@@ -1,6 +1,7 @@
 """Executes what the scheduler planned: encodes images into the arena, computes tokens, samples."""
 
 import os
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,12 @@ class Encoded:
     tower: DeviceTimer | None = None  # the tower's run; None if it did not run
 
 
+@dataclass(frozen=True)
+class EncodedAside:
+    keys: list[bytes]  # of embedding entries
+    done: "torch.cuda.Event | None"  # None: already, on a CPU
+
+
 def choose_decode_threads(wanted: int | None) -> int:
     if wanted is None:
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -79,7 +86,6 @@ class Runner:
         step_graphs: StepGraphs | None = None,
         gpu_decoder: GpuDecoder | None = None,
         most_patches: int = EngineConfig.max_patches_per_step,
-        encode_aside: bool = True,
     ) -> None:
         self.model, self.processor, self._graphs = model, processor, tower_graphs
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
@@ -87,8 +93,8 @@ class Runner:
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self.step_graphs = step_graphs
-        self._side = torch.cuda.Stream(self.device) if encode_aside and self.device.type == "cuda" else None
-        self._aside: torch.cuda.Event | None = None  # when what was encoded aside is done, until somebody waited for it
+        self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._aside: deque[EncodedAside] = deque()  # in the order they were begun
         self._sampled: torch.Tensor | None = None  # tokens of the last step, on the device
         self._places: dict[int, int] = {}  # where each sequence's stands among them, by id
         self.gpu_decoder = gpu_decoder
@@ -106,21 +112,40 @@ class Runner:
     def encode(self, encodes: Seq[Encode], aside: bool = False) -> Encoded:
         """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller.
 
-        `aside`: on a stream of its own, beside what is computed meanwhile; who needs the rows waits for them on the device.
+        `aside`: on a stream of its own, beside what is computed meanwhile; `encoded_aside` says when it is done.
         """
-        self._wait_for_aside()  # they share the tower's buffers, and an entry may take the place of one encoded aside
-        if not (aside and self._side is not None):
+        if not aside:
+            if self._aside and self._aside[-1].done is not None:  # both use the tower's buffers
+                torch.cuda.current_stream(self.device).wait_event(self._aside[-1].done)
             return self._encode(encodes)
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
-            result = self._encode(encodes)
-        self._aside = self._side.record_event()
+        if self._side is None:
+            result, done = self._encode(encodes), None
+        else:
+            # What is queued now may still read rows whose places are taken.
+            here = torch.cuda.current_stream(self.device)
+            self._side.wait_stream(here)
+            try:
+                with torch.cuda.stream(self._side):
+                    result = self._encode(encodes)
+            except BaseException:
+                here.wait_stream(self._side)  # what it was at may still write to places that others get now
+                raise
+            done = self._side.record_event()
+        keys = [encode.entry.key for encode in encodes if encode.entry.key not in result.failures]
+        self._aside.append(EncodedAside(keys, done))
         return result
 
-    def _wait_for_aside(self) -> None:
-        if self._aside is not None:
-            torch.cuda.current_stream(self.device).wait_event(self._aside)
-            self._aside = None
+    def encoded_aside(self, wait: bool) -> list[bytes]:
+        """Keys of entries that were encoded aside and are done since this was last asked; all of them if it may wait."""
+        found: list[bytes] = []
+        while self._aside:
+            done = self._aside[0].done
+            if done is not None and wait:
+                done.synchronize()
+            if done is not None and not done.query():
+                break
+            found += self._aside.popleft().keys
+        return found
 
     def _encode(self, encodes: Seq[Encode]) -> Encoded:
         result = Encoded()
@@ -187,8 +212,6 @@ class Runner:
         Tokens that the step before sampled and that nobody has read yet are taken on the device.
         """
         batch = pack_batch(chunks, self.embeddings, self._places)
-        if batch.has_rows:
-            self._wait_for_aside()
         self.counts.steps += 1
         self.counts.tokens += len(batch.token_ids)
         logits = self.step_graphs.run(batch) if self.step_graphs is not None else None

@@ -1,4 +1,4 @@
-"""Every test of an engine runs twice: each step read before the next, and steps launched before the last one is read."""
+"""Tests of an engine run twice: step by step; and with steps launched before the last one is read, and images encoded aside."""
 
 import pytest
 
@@ -16,4 +16,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(harness, "OVERLAP", request.param)
+    monkeypatch.setattr(harness, "ENCODE_ASIDE", request.param)
     return bool(request.param)

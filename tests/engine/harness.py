@@ -74,12 +74,13 @@ class Driver:
         return list(self.completions[request_id, index].token_ids)
 
 
-OVERLAP: bool | None = None  # set by tests/engine/conftest.py
+OVERLAP: bool | None = None  # set by tests/engine/conftest.py, as is the next
+ENCODE_ASIDE: bool | None = None
 
 
 def driver(folder: Path, **settings: Any) -> Driver:
     llm = loaded(folder)
-    usual = {"kv_cache_gb": 0.05, "embedding_cache_gb": 0.02, "page_size": 4, "overlap": OVERLAP}
+    usual = {"kv_cache_gb": 0.05, "embedding_cache_gb": 0.02, "page_size": 4, "overlap": OVERLAP, "encode_aside": ENCODE_ASIDE}
     config = EngineConfig(**{**usual, **settings})
     return Driver(Engine(llm.model, llm.processor, llm.tokenizer, config, llm.max_model_len))
 
