@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sightline.bench.device_profile import DeviceProfile, profile_device, profile_fields
+from sightline.bench.prompts import add_greedy, random_prompt
 from sightline.bench.stage_floors import Rates, prefill_work
 from sightline.bench.tower import SHAPES, random_batch
 from sightline.config import Config
@@ -23,8 +24,6 @@ from sightline.engine.engine import Engine
 from sightline.engine.load import load_engine
 from sightline.errors import ConfigError
 from sightline.models.files import read_model_files
-from sightline.run.sampling_params import resolve_sampling
-from sightline.types import Request, SamplingParams
 
 _SETTLE = 8  # rounds of decoding before the clock starts
 _PROFILED_STEPS = 20
@@ -176,10 +175,7 @@ class LanguageBench:
         return float(weights + batch * context * per_token)
 
     def _add(self, length: int, answer: int) -> int:
-        ids = self._random.integers(0, self._text.vocab_size, length, dtype=np.int32)
-        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (3, length)).copy()
-        sampling = resolve_sampling(SamplingParams(max_tokens=answer, temperature=0), {})
-        return self.engine.add(Request(ids, positions, 0, (), ()), sampling, end_tokens=frozenset())
+        return add_greedy(self.engine, random_prompt(self._random, self._text.vocab_size, length), answer)
 
     def _rounds(self) -> Iterator[list[int]]:
         """Steps the engine; for each step that told tokens, the requests they belong to."""

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import pybase64
-import torch
 
+from sightline.bench.device_name import device_name
 from sightline.bench.load.arrivals import arrival_times
 from sightline.bench.load.images import ImageKind, make_image
+from sightline.bench.prompts import add_greedy, random_prompt
 from sightline.config import Config
 from sightline.engine.engine import Engine
 from sightline.engine.load import load_engine
 from sightline.errors import ConfigError
 from sightline.models.files import ModelFiles, read_model_files
 from sightline.prompt.request import build_request
-from sightline.run.sampling_params import resolve_sampling
-from sightline.types import Request, SamplingParams
+from sightline.types import Request
 
 _QUIET_ROUNDS = 50  # of decoding alone, before the first image comes
 _WARM_UP = 1 << 20  # numbers of pictures to warm up with
@@ -103,7 +103,7 @@ class _Run:
 
     def measure(self, prompts: Sequence[Request]) -> ArrivalResult:
         """Starts the decodes, lets them run alone for a while, then adds the prompts at their times."""
-        writing = {self._add(self._words(), self._files.max_model_len) for _ in range(self._load.decodes)}
+        writing = {add_greedy(self._engine, self._words(), self._files.max_model_len) for _ in range(self._load.decodes)}
         self._until_all_told(writing)
         quiet = _Gaps()
         for _ in range(_QUIET_ROUNDS):
@@ -116,7 +116,7 @@ class _Run:
             now = time.perf_counter() - start
             while due and due[0][0] <= now:
                 at, prompt = due.popleft()
-                waiting[self._add(prompt, 1)] = start + at
+                waiting[add_greedy(self._engine, prompt, 1)] = start + at
             told = self._step(writing)
             gaps.note(told, writing)
             ttfts += [1000 * (time.perf_counter() - waiting.pop(request)) for request in told if request in waiting]
@@ -124,19 +124,11 @@ class _Run:
             self._engine.abort(request)
         while self._engine.has_work:
             self._engine.step()
-        device = self._engine.runner.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        return ArrivalResult(tuple(quiet.gaps), tuple(gaps.gaps), tuple(ttfts), name)
+        device = device_name(self._engine.runner.device)
+        return ArrivalResult(tuple(quiet.gaps), tuple(gaps.gaps), tuple(ttfts), device)
 
     def _words(self) -> Request:
-        length = self._load.context
-        ids = self._random.integers(0, self._files.spec.text.vocab_size, length, dtype=np.int32)
-        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (3, length)).copy()
-        return Request(ids, positions, 0, (), ())
-
-    def _add(self, request: Request, answer: int) -> int:
-        sampling = resolve_sampling(SamplingParams(max_tokens=answer, temperature=0), {})
-        return self._engine.add(request, sampling, end_tokens=frozenset())
+        return random_prompt(self._random, self._files.spec.text.vocab_size, self._load.context)
 
     def _until_all_told(self, writing: set[int]) -> None:
         left = set(writing)

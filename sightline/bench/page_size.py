@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from sightline.bench.device_name import device_name
+from sightline.bench.prompts import add_greedy, random_prompt
 from sightline.config import EngineConfig
 from sightline.engine.engine import Engine
 from sightline.llm import LLM
-from sightline.run.sampling_params import resolve_sampling
-from sightline.types import Request, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,17 @@ def _measure(llm: LLM, size: int, prefill: int, sequences: int, context: int, re
         embedding_cache_gb=0.1,
         max_num_batched_tokens=max(prefill, context),
         enable_prefix_caching=False,
+        overlap=False,  # a step lasts until its own tokens are read
     )
     engine = Engine(llm.model, llm.processor, llm.tokenizer, config, max(prefill, context) + repeats + 16)
     random = np.random.default_rng(0)
     prefills = []
     for _ in range(5):
-        number = _add(engine, random, prefill, text.vocab_size, 1)
+        number = add_greedy(engine, random_prompt(random, text.vocab_size, prefill), 1)
         prefills.append(_timed_step(engine, llm.device))
         engine.abort(number)
     for _ in range(sequences):
-        _add(engine, random, context, text.vocab_size, repeats + 8)
+        add_greedy(engine, random_prompt(random, text.vocab_size, context), repeats + 8)
     while any(sequence.remaining > 1 for sequence in engine.schedule.running) or engine.schedule.waiting:
         engine.step()
     decodes = [_timed_step(engine, llm.device) for _ in range(repeats)]
@@ -60,26 +61,17 @@ def _measure(llm: LLM, size: int, prefill: int, sequences: int, context: int, re
     return PageSizeResult(size, prefill, statistics.median(prefills[1:]), sequences, context, statistics.median(decodes[3:]))
 
 
-def _add(engine: Engine, random: np.random.Generator, length: int, vocab: int, answer: int) -> int:
-    ids = random.integers(0, vocab, length, dtype=np.int32)
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (3, length)).copy()
-    request = Request(ids, positions, 0, (), ())
-    sampling = resolve_sampling(SamplingParams(max_tokens=answer, temperature=0), {})
-    return engine.add(request, sampling, end_tokens=frozenset())
-
-
 def _timed_step(engine: Engine, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
-    engine.step()  # ends by reading the sampled tokens
+    engine.step()
     return 1000 * (time.perf_counter() - start)
 
 
 def as_json(results: list[PageSizeResult], llm: LLM, command: str) -> dict[str, object]:
-    name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "CPU"
     return {
-        "device": name,
+        "device": device_name(llm.device),
         "torch": torch.__version__,
         "model": f"{llm.spec.family}, {llm.spec.text.num_layers} layers of {llm.spec.text.hidden_size}, {llm.dtype}",
         "command": command,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.flags import add_flags, from_flags
+from sightline.cli.kept_figures import command, keep
 from sightline.config import ModelConfig
 from sightline.errors import ConfigError
 
@@ -30,8 +31,8 @@ def add_command(actions: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     import torch
 
+    from sightline.bench.device_name import device_name
     from sightline.bench.few_rows import choose, matrices_of, sweep, table_lines
-    from sightline.cli.bench import command, keep
     from sightline.config import MediaConfig
     from sightline.engine.load import choose_device, choose_dtype
     from sightline.models.files import read_model_files
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     if dtype == torch.float32:
         raise ConfigError("few-rows is about 16-bit floats, but --dtype is 'float32'.")
     register_twins()
-    about = torch.cuda.get_device_name(device)
+    about = device_name(device)
     print(f"{'matrix':10s}{'rows':>5s}{'shape':>16s}   {'tiling':46s}{'us':>9s}{'TB/s':>8s}{'error':>10s}")
     costs: list[ProductCost] = []
     for name in arguments.matrices or known:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.flags import add_flags, from_flags
+from sightline.cli.kept_figures import command, keep
 from sightline.config import ModelConfig
 from sightline.errors import ConfigError
 
@@ -34,9 +35,9 @@ def add_command(actions: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
+    from sightline.bench.device_name import device_name
     from sightline.bench.kernels import all_ops
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
 
     for flag in ("rate", "bandwidth", "repeats"):
         if not getattr(arguments, flag) > 0:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         if name not in known:
             raise ConfigError(f"--ops names {name!r}; the ops are {', '.join(known)}.")
     at = _setting(arguments)
-    about = torch.cuda.get_device_name(at.device) if at.device.type == "cuda" else "cpu"
+    about = device_name(at.device)
     costs, without = _measure_ops(arguments, at, ops)
     batches = [] if arguments.no_batches else _measure_batches(arguments, at)
     print(f"\n{len(without)} of {len(ops)} ops have no shapes here" + (f": {', '.join(without)}" if without else ""))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.flags import add_config_flags, config_from_flags
+from sightline.cli.kept_figures import command, keep
 from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,12 +35,11 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
 
+    from sightline.bench.device_name import device_name
     from sightline.bench.language import LanguageBench, as_json, figures
     from sightline.bench.stage_floors import Rates
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
 
     for flag in ("rate", "bandwidth"):
         if not getattr(arguments, flag) > 0:
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
             _profile(bench, arguments)
     finally:
         bench.close()
-    about = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
+    about = device_name(bench.device)
     if arguments.json is not None:
         keep(arguments.json, {"command": command(), "device": about, **as_json(bench, prefills, decodes)})
     if arguments.summary is not None:

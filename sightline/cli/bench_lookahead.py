@@ -7,6 +7,7 @@ from typing import Any
 
 from sightline.cli.bench_target import add_image_flags, add_seed_flag, chosen_seed, image_kind
 from sightline.cli.flags import Parser, add_config_flags, config_from_flags
+from sightline.cli.kept_figures import command, keep
 from sightline.config import Config
 
 _EXPLANATION = """\
@@ -37,7 +38,6 @@ def run(arguments: argparse.Namespace) -> None:
     from sightline.bench.load.tables import Cell, ratio, table
     from sightline.bench.lookahead import ArrivalLoad, result_fields
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
 
     load = ArrivalLoad(
         image=image_kind(arguments),

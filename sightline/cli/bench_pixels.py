@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.flags import add_flags, config_from_flags
+from sightline.cli.kept_figures import command, keep
 from sightline.config import Config, ModelConfig
 
 if TYPE_CHECKING:
@@ -37,12 +38,11 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
 
+    from sightline.bench.device_name import device_name
     from sightline.bench.load.images import parse_resolution
     from sightline.bench.pixels import QWEN3_IMAGES, PixelBench, as_json, figures, photographs
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
     from sightline.engine.load import choose_device, choose_dtype
     from sightline.errors import ConfigError
     from sightline.models.files import read_model_files
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         rows = _rows(bench, config, kinds, on_gpu) if config.model.model and on_gpu else []
     finally:
         bench.close()
-    about = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    about = device_name(device)
     if arguments.json is not None:
         keep(arguments.json, as_json(bench, costs, errors, rows, command(), about))
     if arguments.summary is not None:

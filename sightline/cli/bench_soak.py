@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.bench_target import add_seed_flag, add_server_flags, chosen_seed, target_config
+from sightline.cli.kept_figures import command, keep
 
 if TYPE_CHECKING:
     from sightline.bench.load.soak import SoakConfig, SoakResult
@@ -38,7 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.load.serve import in_event_loop
     from sightline.bench.load.soak import SoakConfig, result_fields
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
 
     config = SoakConfig(
         minutes=arguments.minutes,

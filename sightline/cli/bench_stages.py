@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cli.flags import add_config_flags, config_from_flags
+from sightline.cli.kept_figures import command, keep
 
 
 def add_command(actions: Any) -> None:
@@ -36,14 +37,13 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
 
+    from sightline.bench.device_name import device_name
     from sightline.bench.stage_floors import Rates
     from sightline.bench.stage_plot import draw_stages
     from sightline.bench.stage_report import as_json, figures, table
     from sightline.bench.stages import StageBench, make_shapes
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
     from sightline.errors import ConfigError
 
     for flag in ("rate", "bandwidth", "upload_bandwidth", "decode_rate"):
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"\n{table(costs[-1])}", flush=True)
     finally:
         bench.close()
-    about = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu"
+    about = device_name(bench.device)
     spec = bench.files.spec
     model = f"{spec.family}, {spec.vision.depth} + {spec.text.num_layers} layers, {str(bench.dtype).removeprefix('torch.')}"
     model += f", JPEGs decoded by {bench.decoder}"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sightline.cli.kept_figures import command, keep
 from sightline.errors import ConfigError
 
 
@@ -26,7 +27,6 @@ def add_command(actions: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from sightline.bench.start import measure_start
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command, keep
 
     if arguments.starts < 1:
         raise ConfigError(f"--starts is {arguments.starts}, but must be at least 1.")

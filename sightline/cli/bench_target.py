@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cli.kept_figures import command, keep
 from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -141,7 +142,6 @@ def image_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def keep_record(arguments: argparse.Namespace, record: Mapping[str, Any]) -> None:
     """To the files that --output and --json name, if they name any."""
     from sightline.bench.load.record import append_record
-    from sightline.cli.bench import keep
 
     if arguments.output is not None:
         append_record(arguments.output, record)
@@ -153,7 +153,6 @@ def keep_in_summary(arguments: argparse.Namespace, figures: Mapping[str, float])
     """Adds figures of the server to the file that --summary names, if it names one."""
     from sightline.bench.load.machine import device_of
     from sightline.bench.summary import add_to_summary
-    from sightline.cli.bench import command
 
     if arguments.summary is not None and figures:
         add_to_summary(arguments.summary, figures, command(), device_of(target_config(arguments)))

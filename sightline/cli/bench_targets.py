@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cli.bench_target import add_seed_flag, add_server_flags, chosen_seed, server_words
+from sightline.cli.kept_figures import keep
 from sightline.errors import ConfigError, UserError
 
 
@@ -50,7 +51,6 @@ def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, 
     from sightline.bench.summary import add_to_summary
     from sightline.bench.target_jobs import JOBS, NoFigureError, figures_of
     from sightline.bench.target_table import as_fields
-    from sightline.cli.bench import keep
 
     seed = chosen_seed(arguments)
     device = _device(arguments)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cli.flags import add_flags, from_flags
+from sightline.cli.kept_figures import command, keep
 from sightline.config import ModelConfig
 
 
@@ -22,11 +23,10 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import torch
 
+    from sightline.bench.device_name import device_name
     from sightline.bench.summary import add_to_summary
     from sightline.bench.tower import SHAPES, as_json, figures, measure_parts, measure_tower, random_tower
-    from sightline.cli.bench import command, keep
     from sightline.engine.load import choose_device, choose_dtype
     from sightline.errors import ConfigError
     from sightline.models.families import read_model_spec
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     if chosen.quantize_tower:
         Quantiser("fp8", tower=True).check_device(device)
         quantise_tower(tower)
-    about = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    about = device_name(device)
     print("milliseconds, medians            patches  definitions      eager      graph     launch      floor   graph/floor")
     costs = []
     for name in names:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.cli.bench import keep
 from sightline.cli.eval_run import about_run, add_run_options, run_and_report
 from sightline.cli.flags import config_from_flags
+from sightline.cli.kept_figures import keep
 from sightline.config import Config
 from sightline.errors import ConfigError
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.cli.bench import keep
 from sightline.cli.flags import add_config_flags, config_from_flags
+from sightline.cli.kept_figures import keep
 from sightline.config import EngineConfig, MediaConfig, ModelConfig
 from sightline.errors import ConfigError
 

@@ -13,7 +13,7 @@ from sightline.bench.load.machine import read_metrics
 from sightline.bench.summary import add_to_summary, commit, values_of
 from sightline.bench.target_jobs import JOBS, NoFigureError, figures_of, value_of
 from sightline.bench.target_table import TARGETS, TargetFigure, as_fields, figure_table
-from sightline.cli.bench import command
+from sightline.cli.kept_figures import command
 from sightline.cli.main import main, make_parser
 
 from server.running import RunningServer, running  # isort: skip
