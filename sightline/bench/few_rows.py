@@ -17,7 +17,6 @@ from sightline.ops.activations import silu_mul
 from sightline.ops.triton.few_rows_table import Tiling, fits_scratch, row_bucket
 from sightline.spec import TextSpec
 
-ROWS = (1, 8, 16, 32, 64)
 _COPIES = 6  # matrices that take turns
 _LARGE = 2**29  # bytes of a matrix of which two are enough
 _SHARED = 227 * 1024  # bytes of an H200 that a program can have

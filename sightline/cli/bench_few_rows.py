@@ -36,13 +36,14 @@ def run(arguments: argparse.Namespace) -> None:
     from sightline.config import MediaConfig
     from sightline.engine.load import choose_device, choose_dtype
     from sightline.models.files import read_model_files
+    from sightline.ops.linear import FEW_ROWS
     from sightline.ops.twins import register_twins
 
     if arguments.repeats < 1:
         raise ConfigError(f"--repeats is {arguments.repeats}, but must be at least 1.")
     for rows in arguments.rows:
-        if not 1 <= rows <= 64:
-            raise ConfigError(f"--rows is {rows}, but must be from 1 to 64.")
+        if not 1 <= rows <= FEW_ROWS:
+            raise ConfigError(f"--rows is {rows}, but must be from 1 to {FEW_ROWS}.")
     config = from_flags(ModelConfig, arguments)
     spec = read_model_files(config, MediaConfig()).spec
     known = {matrix.name: matrix for matrix in matrices_of(spec.text)}

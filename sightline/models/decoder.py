@@ -6,13 +6,11 @@ from torch import nn
 from sightline.models.inputs import ForwardBatch, LayerCache
 from sightline.models.layers import GatedMLP, RMSNorm, add_product, apply_linear
 from sightline.ops.attention import paged_attention
-from sightline.ops.linear import linear
+from sightline.ops.linear import FEW_ROWS, linear
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 from sightline.ops.rows import embed_rows
 from sightline.spec import TextSpec
-
-FEW_ROWS = 64  # up to so many, products have kernels of their own, which do not add in place
 
 
 class Attention(nn.Module):
@@ -87,7 +85,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them.
 
-        With many rows the products add to the stream in place instead, and nothing is pending: one pass over memory less each.
+        With more than a few rows the products add to the stream in place instead, and nothing is pending: one pass over memory
+        less each.
         """
         if pending is None:
             normed = self.input_norm(hidden)

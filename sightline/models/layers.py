@@ -46,11 +46,11 @@ def make_norm(kind: Norm, size: int, eps: float) -> RMSNorm | LayerNorm:
     return RMSNorm(size, eps) if kind == "rms" else LayerNorm(size, eps)
 
 
-def add_product(total: torch.Tensor, x: torch.Tensor, linear: nn.Module) -> torch.Tensor:
-    """total + linear(x), in the memory of `total`."""
-    if isinstance(linear, nn.Linear):
-        return add_linear(total, x, linear.weight, linear.bias)
-    return total.add_(linear(x))  # in 8-bit floats
+def add_product(total: torch.Tensor, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """total + module(x), in the memory of `total`; by the op where it is a plain linear map."""
+    if isinstance(module, nn.Linear):
+        return add_linear(total, x, module.weight, module.bias)
+    return total.add_(module(x))  # in 8-bit floats
 
 
 def apply_linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -102,5 +102,4 @@ class GeluMLP(nn.Module):
         return gelu_tanh(self.fc1(x))  # in 8-bit floats
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc2(self.inner(x))
-        return out
+        return apply_linear(self.fc2, self.inner(x))

@@ -65,9 +65,7 @@ class Twin(Generic[P, R]):
     name: str
     run: Callable[P, R]
     when: Callable[P, bool]
-    recordable: bool = (
-        False  # whether a graph of it stays right when tensors change: it takes nothing that varies from the host
-    )
+    recordable: bool = False  # a graph of it stays right when tensors change: it takes nothing that varies from the host
 
 
 class Op(Generic[P, R]):

@@ -1,4 +1,4 @@
-"""Linear maps with what follows them."""
+"""Linear maps, alone and with what follows them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from sightline.ops.activations import silu_mul
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 
+_TOLERANCES = {torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)}
+FEW_ROWS = 64  # up to so many, a product lasts as long as it takes to read its weights: it may have a kernel of its own
+
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for rows, size, out in ((5, 24, 40), (33, 128, 72)):
@@ -17,7 +20,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         yield {"x": make.normal(rows, size), "weight": weight, "bias": None}
 
 
-@op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+@op(examples=_examples, tolerances=_TOLERANCES)
 def linear_gelu_tanh(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """gelu_tanh(x weight^T + bias). x [rows, size], weight [out, size], bias [out] or None."""
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
@@ -39,7 +42,7 @@ def _add_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         yield {"total": make.normal(example["x"].shape[0], example["weight"].shape[0]), **example}
 
 
-@op(examples=_add_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+@op(examples=_add_examples, tolerances=_TOLERANCES)
 def add_linear(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """total + x weight^T + bias, in place. total [rows, out], x [rows, size], weight [out, size], bias [out] or None."""
     return total.add_(F.linear(x, weight, bias))
@@ -64,7 +67,7 @@ def _few_rows_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     yield {"x": make.normal(70, 64), "weight": make.normal(32, 64) / 8, "bias": None}
 
 
-@op(examples=_few_rows_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)})
+@op(examples=_few_rows_examples, tolerances=_TOLERANCES)
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x weight^T + bias. x [rows, size], weight [out, size], bias [out] or None."""
     return F.linear(x, weight, bias)

@@ -146,16 +146,22 @@ def test_taps_are_added_after_the_residual_and_rounded_in_between() -> None:
     assert normed.tolist() == [[2], [2], [2]]
 
 
-def test_a_shift_is_normalised_and_not_kept() -> None:
-    """Red when the shift reaches the residual stream, is rounded, or is left out."""
+def test_a_shift_is_added_before_the_norm() -> None:
+    """Red when the shift is rounded, or is left out."""
     torch.manual_seed(6)
-    x, residual, weight, bias = torch.randn(4, 9, 16).unbind()
+    x, weight, bias = torch.randn(3, 9, 16).unbind()
     weight, bias, shift = weight[0], bias[0], torch.randn(16) * 3
     expected = F.layer_norm(x + shift, (16,), weight, bias, eps=1e-6)
     torch.testing.assert_close(layer_norm(x, weight, bias, 1e-6, shift), expected)
     torch.testing.assert_close(rms_norm(x, weight, 1e-6, shift), F.rms_norm(x + shift, (16,), weight, eps=1e-6))
-    normed, total = add_rms_norm(x, residual, weight, 1e-6, shift)
-    torch.testing.assert_close(normed, F.rms_norm(x + residual + shift, (16,), weight, eps=1e-6))
+
+
+def test_the_norm_of_a_sum_comes_with_the_sum() -> None:
+    """Red when the two results change places, or an addend is left out."""
+    torch.manual_seed(6)
+    x, residual, weight = torch.randn(3, 9, 16).unbind()
+    normed, total = add_rms_norm(x, residual, weight[0], 1e-6)
+    torch.testing.assert_close(normed, F.rms_norm(x + residual, (16,), weight[0], eps=1e-6))
     assert torch.equal(total, residual + x)
 
 

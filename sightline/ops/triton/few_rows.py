@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sightline.ops.linear import linear, linear_silu_mul
+from sightline.ops.linear import FEW_ROWS, linear, linear_silu_mul
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.few_rows_table import (
     COUNTERS,
@@ -28,7 +28,6 @@ from sightline.ops.triton.few_rows_table import (
     row_bucket,
 )
 
-MOST_ROWS = 64
 _SMALL = 2**20  # numbers of a weight; those of larger ones are in the table or stay with the library
 
 
@@ -190,7 +189,7 @@ def _launch(tiling: Tiling) -> dict[str, Any]:
 
 def _tiling(table: dict[Key, Tiling], x: torch.Tensor, weight: torch.Tensor, width: int) -> Tiling | None:
     """What the table says, or something that works for small weights; None where the library is to be used."""
-    if not (x.ndim == 2 and 0 < x.shape[0] <= MOST_ROWS and x.is_contiguous() and weight.is_contiguous()):
+    if not (x.ndim == 2 and 0 < x.shape[0] <= FEW_ROWS and x.is_contiguous() and weight.is_contiguous()):
         return None
     if not (runs_here(x) and _multiplies(x) and x.numel() > 0 and width > 0):
         return None

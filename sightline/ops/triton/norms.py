@@ -134,13 +134,11 @@ def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float, shift: to
     return _launch(x, None, weight, None, eps, shift)[0]
 
 
-@add_rms_norm.twin(
-    "triton", when=lambda x, residual, weight, eps, shift=None: _rows(x) and residual.is_contiguous(), recordable=True
-)
+@add_rms_norm.twin("triton", when=lambda x, residual, weight, eps: _rows(x) and residual.is_contiguous(), recordable=True)
 def add_rms_norm_triton(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, shift: torch.Tensor | None = None
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _launch(x, residual, weight, None, eps, shift)
+    return _launch(x, residual, weight, None, eps)
 
 
 @add_rms_norm_rows.twin(
