@@ -23,9 +23,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-import zmq
-import zmq.asyncio
-
 from sightline.config import Config, ServerConfig
 from sightline.engine.messages import (
     Abort,
@@ -47,6 +44,7 @@ from sightline.engine.messages import (
     encode,
 )
 from sightline.run.sampling_params import ResolvedSampling
+from sightline.server.engine_socket import EngineSocket
 from sightline.server.errors import ApiError, failed, unavailable
 from sightline.server.observer import Observer
 from sightline.types import Request
@@ -56,6 +54,7 @@ log = logging.getLogger("sightline.engine")
 RESTART_WINDOW_S = 600.0
 _STOP_PATIENCE_S = 5.0
 ENGINE_COMMAND = (sys.executable, "-m", "sightline.engine.process")
+_LAST_WORDS_S = 0.2  # in which what a process said before it ended comes in
 _REPLY_S = 60.0  # commands wait for the step in progress, which may take long
 
 
@@ -148,7 +147,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[None]] = {}
-        self._socket: zmq.asyncio.Socket | None = None
+        self._socket: EngineSocket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -213,9 +212,8 @@ class EngineClient:
 
     def _send_frames(self, frames: list[Any]) -> None:
         if self._socket is not None and self.state in (EngineState.READY, EngineState.STARTING):
-            # There is no limit on waiting messages, so it is sent at once and the future need not be awaited. Large buffers are
-            # handed over, not copied.
-            self._socket.send_multipart(frames, copy=False)
+            # There is no limit on waiting messages, so it is taken at once. Large buffers are handed over, not copied.
+            self._socket.send(frames)
 
     # ---- The process
 
@@ -283,31 +281,24 @@ class EngineClient:
     async def _one_life(self) -> str | None:
         """Runs a process until it ends. Returns why it refused to load, if it did."""
         folder = tempfile.mkdtemp(prefix="sightline-")  # readable for this user alone
-        context = zmq.asyncio.Context()
-        socket = context.socket(zmq.PAIR)
         refusal: list[str] = []
+        address = f"ipc://{folder}/engine"
+        socket = EngineSocket(address, lambda message: self._hear(message, refusal))
         try:
-            for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-                socket.setsockopt(option, 0)
-            address = f"ipc://{folder}/engine"
-            socket.bind(address)
             command = (*self._command, address)
             # Standard output is the request log's; whatever a library prints goes to standard error.
             self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
             self.pid, self._socket = self._process.pid, socket
             self._send(Start(replace(self._config, server=ServerConfig())))  # keys are none of its business
             self.begun.set()
-            reader = asyncio.create_task(self._read(socket, refusal))
             listener = asyncio.create_task(self._end_silence(self._process))
             try:
                 await self._process.wait()
-                with contextlib.suppress(TimeoutError):  # what it said last
-                    await asyncio.wait_for(asyncio.shield(reader), 0.2)
+                await asyncio.sleep(_LAST_WORDS_S)
             finally:
-                for task in (reader, listener):
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await task
+                listener.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await listener
         finally:
             self._socket = None
             if self._process is not None and self._process.returncode is None:
@@ -315,7 +306,6 @@ class EngineClient:
                     self._process.kill()
                 await self._process.wait()
             socket.close()
-            context.term()
             shutil.rmtree(folder, ignore_errors=True)
         return refusal[0] if refusal else None
 
@@ -330,14 +320,13 @@ class EngineClient:
                     process.kill()
                 return
 
-    async def _read(self, socket: zmq.asyncio.Socket, refusal: list[str]) -> None:
-        while True:
-            report = decode_report(await socket.recv())
-            self._heard = time.monotonic()
-            if isinstance(report, Refused):
-                refusal.append(report.message)
-            else:
-                self._take(report)
+    def _hear(self, message: bytes, refusal: list[str]) -> None:
+        report = decode_report(message)
+        self._heard = time.monotonic()
+        if isinstance(report, Refused):
+            refusal.append(report.message)
+        else:
+            self._take(report)
 
     def _take(self, report: FromEngine) -> None:
         if isinstance(report, News):
