@@ -37,7 +37,7 @@ from sightline.run.runner import choose_decode_threads
 from sightline.run.sampling_params import resolve_sampling
 from sightline.timing import StageClock
 from sightline.types import MediaItem, Message, Request, SamplingParams
-from sightline.vision.gpu_decode import Batch
+from sightline.vision.gpu_decode import DecodedBatch
 from sightline.vision.patches import cut_stills, upload
 from sightline.vision.tower_batch import make_tower_batch
 
@@ -221,18 +221,20 @@ class StageBench:
                 raise RuntimeError(f"The tower has no {STAGES[stage]} where this benchmark looks for it.")
         return found
 
-    def _decoded(self, items: Sequence[MediaItem], spans: Spans) -> list[Batch]:
+    def _decoded(self, items: Sequence[MediaItem], spans: Spans) -> list[DecodedBatch]:
         """Pixels on the device: those that the GPU decodes in batches, the others each by itself."""
         gpu = self.engine.runner.gpu_decoder
         jpegs = [place for place, item in enumerate(items) if gpu is not None and gpu.takes(item.ref)]
         with spans.stage("decode"):
             found = gpu.decode([items[place].ref for place in jpegs]) if gpu is not None and jpegs else []
-            batches = [Batch([jpegs[number] for number in batch.places], batch.frames) for batch in found]
+            batches = [DecodedBatch([jpegs[number] for number in batch.places], batch.frames) for batch in found]
             others = sorted(set(range(len(items))) - {place for batch in batches for place in batch.places})
             several = self._decoders.map if len(others) > 1 else map
             pixels = list(several(decode_image, [items[place].ref for place in others]))
         with spans.stage("upload"):
-            return batches + [Batch([place], upload([one], self.device)) for place, one in zip(others, pixels, strict=True)]
+            return batches + [
+                DecodedBatch([place], upload([one], self.device)) for place, one in zip(others, pixels, strict=True)
+            ]
 
     def _ask(self, messages: Sequence[Message]) -> tuple[float, Mapping[str, float]]:
         """Milliseconds from messages to first token, with nothing cached, and what the engine noted."""

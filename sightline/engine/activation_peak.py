@@ -18,13 +18,12 @@ from sightline.models.model import VisionLanguageModel
 from sightline.run.runner import choose_decode_threads
 from sightline.run.step_graphs import buckets
 from sightline.spec import ProcessorSpec
+from sightline.vision.gpu_decode import LIBRARY_BYTES_PER_PIXEL, MOST_PIXELS
 from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
+from sightline.vision.patches import GROUP_BYTES
 
 # Copies of pixels at a time: as decoded, after the first pass of the resize (or a decoder's scratch), resized.
 _PIXEL_COPIES = 3
-CLIP_GROUP_BYTES = 256 * 1024**2  # vision/patches.py uploads the frames of a clip in groups of this size
-# Of a JPEG that the GPU decodes, as vision/gpu_decode.py says.
-DECODER_PIXELS, DECODER_BYTES_PER_PIXEL = 16_000_000, 10
 _ID_BYTES = 8  # of a token id that a penalty has seen
 _GRAPH_BYTES = 8 * 1024**2  # what the driver keeps of a recorded graph, beside the memory its kernels work in
 
@@ -153,7 +152,7 @@ def pixel_bytes(processor: ProcessorSpec, patches_per_step: int, max_image_pixel
     """
     image = processor.image
     most = max(1, patches_per_step // max(1, image.max_pixels // image.patch_size**2))
-    source = max(3 * max_image_pixels * processor.video.temporal_patch_size, CLIP_GROUP_BYTES)
+    source = max(3 * max_image_pixels * processor.video.temporal_patch_size, GROUP_BYTES)
     return most * source * _PIXEL_COPIES
 
 
@@ -161,7 +160,7 @@ def decoder_bytes(config: EngineConfig, max_image_pixels: int) -> int:
     """What a library that decodes JPEGs on the GPU keeps there for itself, of the largest that it is given, in each thread."""
     used = config.image_decoder == "gpu" or (config.image_decoder == "auto" and _is_installed("nvidia", "nvimgcodec"))
     threads = choose_decode_threads(config.decode_threads)
-    return used * threads * DECODER_BYTES_PER_PIXEL * min(DECODER_PIXELS, max_image_pixels)
+    return used * threads * LIBRARY_BYTES_PER_PIXEL * min(MOST_PIXELS, max_image_pixels)
 
 
 def _is_installed(package: str, module: str) -> bool:

@@ -23,15 +23,15 @@ from sightline.vision.jpeg_library import JpegLibrary, NvImageCodec, Torchvision
 Setting = Literal["auto", "gpu", "cpu"]
 
 _SHORTEST_SIDE = 16  # at a few pixels decoders leave chroma as it is, each below its own limit
-# The library keeps room for the largest picture it met, some ten bytes for each pixel in each of its threads.
-_MOST_PIXELS = 16_000_000
+MOST_PIXELS = 16_000_000
+LIBRARY_BYTES_PER_PIXEL = 10  # about what a library keeps for the largest picture it met, in each of its threads
 _MOST_REMEMBERED = 65_536  # answers to whether the GPU takes a file
 # Largest difference to Pillow that arithmetic alone makes. Chroma that is repeated instead of interpolated is far beyond it.
 _ROUNDING = 8
 
 
 @dataclass(frozen=True)
-class Batch:
+class DecodedBatch:
     """Pictures of one size."""
 
     places: list[int]  # which of the refs they are
@@ -60,7 +60,7 @@ class GpuDecoder:
                 self._taken.popitem(last=False)
         return known
 
-    def decode(self, refs: Sequence[MediaRef]) -> list[Batch]:
+    def decode(self, refs: Sequence[MediaRef]) -> list[DecodedBatch]:
         """Files that it takes, in one call of the library. Those in no batch could not be decoded.
 
         Runs beside what the device is at; the frames are there for what the caller's stream is given next.
@@ -77,7 +77,7 @@ class GpuDecoder:
             batch.frames.record_stream(current)  # its memory belongs to the other stream
         return batches
 
-    def _decode(self, refs: Sequence[MediaRef]) -> list[Batch]:
+    def _decode(self, refs: Sequence[MediaRef]) -> list[DecodedBatch]:
         shelves: dict[tuple[int, int, int], list[int]] = {}  # by stored height, stored width, orientation
         for place, ref in enumerate(refs):
             shelves.setdefault(_stored(ref), []).append(place)
@@ -94,7 +94,7 @@ class GpuDecoder:
             good = [number for number, place in enumerate(places) if done[place]]
             frames = batches[key] if len(good) == len(places) else batches[key][good]
             if good:
-                found.append(Batch([places[number] for number in good], turned(frames, key[2])))
+                found.append(DecodedBatch([places[number] for number in good], turned(frames, key[2])))
         return found
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class GpuDecoder:
 
 
 def _is_for_gpu(data: bytes, header: ImageHeader) -> bool:
-    if min(header.width, header.height) < _SHORTEST_SIDE or header.width * header.height > _MOST_PIXELS:
+    if min(header.width, header.height) < _SHORTEST_SIDE or header.width * header.height > MOST_PIXELS:
         return False
     frame = read_frame(data)
     if frame is None or not is_everyday(data, frame):

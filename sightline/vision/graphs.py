@@ -22,7 +22,7 @@ from sightline.ops.dispatch import twins_are_on
 
 SEGMENTS = (1, 4, 16, 64)  # empty segments cost a little each, so a lone image does not carry sixty-three of them
 MOST_PATCHES = 8192  # of the largest bucket
-_UNIT = 64  # patches; the size of each bucket is a multiple of it
+_MULTIPLE = 64  # of so many patches is each bucket
 _STEPS = ((1024, 64), (2048, 128), (MOST_PATCHES, 256))  # up to so many patches, buckets are so far apart
 
 
@@ -35,7 +35,7 @@ class Bucket:
 
 def patch_buckets(most: int) -> list[int]:
     """What a bucket has beyond a batch is computed in vain: at most 64 patches of a small one, 1/16 of a large one."""
-    found = [_UNIT]
+    found = [_MULTIPLE]
     while found[-1] < most:
         found.append(min(most, found[-1] + next(step for end, step in _STEPS if found[-1] < end)))
     return found
@@ -44,14 +44,14 @@ def patch_buckets(most: int) -> list[int]:
 class TowerGraphs:
     def __init__(self, tower: VisionTower, capture: Capture, most_patches: int = MOST_PATCHES) -> None:
         """`most_patches` is a multiple of 64."""
-        assert most_patches % _UNIT == 0
+        assert most_patches % _MULTIPLE == 0
         self._tower, self._capture = tower, capture
         self._buckets = patch_buckets(most_patches)
         self._graphs: dict[Bucket, tuple[Replay, torch.Tensor]] = {}
         spec, weight = tower.spec, tower.patch_embed.folded
         device = weight.device
-        self._unit = spec.merge_size**2
-        rows = most_patches // self._unit
+        self._merged = spec.merge_size**2  # patches that become a row
+        rows = most_patches // self._merged
 
         def whole(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.ones(shape, dtype=dtype, device=device)
@@ -61,7 +61,7 @@ class TowerGraphs:
         self._starts = whole(SEGMENTS[-1] + 1)
         self._numbers = torch.arange(rows, device=device)  # the order of rows that no window has
         self._order, self._inverse = self._numbers.clone(), self._numbers.clone()
-        self._window_starts = whole(most_patches // self._unit + 1)
+        self._window_starts = whole(rows + 1)
         self._rows = torch.zeros(rows, spec.row_width, dtype=weight.dtype, device=device)
 
     @torch.inference_mode()
@@ -83,7 +83,7 @@ class TowerGraphs:
         # A window has at least one row, so a bucket's rows bound them; half of that is enough for all but the narrowest images.
         windows = 0
         if batch.windows is not None:
-            rows = patches // self._unit
+            rows = patches // self._merged
             windows = next(size for size in (rows // 8, rows // 2, rows) if size >= len(batch.windows.lengths) or size == rows)
         return Bucket(patches, segments, windows)
 
@@ -95,13 +95,13 @@ class TowerGraphs:
         self._fill(batch, bucket)
         replay, rows = self._recorded(bucket)
         replay()
-        return rows[: len(batch.patches[0]) // self._unit].clone()
+        return rows[: len(batch.patches[0]) // self._merged].clone()
 
     def _recorded(self, bucket: Bucket) -> tuple[Replay, torch.Tensor]:
         if bucket not in self._graphs:
             static = self._static_batch(bucket)
             # One place for the rows of all graphs: else each would keep memory for its own.
-            out = self._rows[: bucket.patches // self._unit]
+            out = self._rows[: bucket.patches // self._merged]
             self._graphs[bucket] = self._capture(lambda: out.copy_(self._tower(static)))
         return self._graphs[bucket]
 
@@ -112,7 +112,7 @@ class TowerGraphs:
         self._grid_size[:count].copy_(batch.grid_size)
         _fill_starts(self._starts[: bucket.segments + 1], batch.segment_starts, count)
         if batch.windows is not None:
-            rows, end = count // self._unit, bucket.patches // self._unit
+            rows, end = count // self._merged, bucket.patches // self._merged
             for buffer, own in ((self._order, batch.windows.order), (self._inverse, batch.windows.inverse)):
                 buffer[:rows].copy_(own)
                 buffer[rows:end].copy_(self._numbers[rows:end])
@@ -120,7 +120,7 @@ class TowerGraphs:
 
     def _static_batch(self, bucket: Bucket) -> TowerBatch:
         """What the graph reads. Lengths bound segments from above: kernels take them from the starts."""
-        rows = bucket.patches // self._unit
+        rows = bucket.patches // self._merged
         windows = None
         if bucket.windows:
             window = self._tower.spec.window

@@ -18,7 +18,7 @@ from sightline.vision.gpu_decode import GpuDecoder
 
 # Frames of a video, and stills that the GPU decodes, are decoded and resized in groups of about this many bytes, so that a long
 # clip never lies whole in memory as full-size pixels (768 frames of 1080p would be 4.8 GB).
-_GROUP_BYTES = 256 * 1024 * 1024
+GROUP_BYTES = 256 * 1024 * 1024
 
 
 def make_patches(
@@ -53,11 +53,8 @@ def make_patches(
 
 def cut(frames: torch.Tensor, item: MediaItem, spec: ImageSpec | VideoSpec, dtype: torch.dtype, compact: bool) -> torch.Tensor:
     """Patches of some of an item's frames, uint8 [frames, height, width, 3] on the device."""
-    height, width = item.resized
-    order = rows_first(frames.shape[1], frames.shape[2], height, width)
-    images = resize_bicubic(frames, height, width, order)
     return patchify(
-        images,
+        _resized(frames, item),
         spec.mean,
         spec.std,
         spec.patch_size,
@@ -101,23 +98,27 @@ def cut_stills(
 
     Patches go by rows of blocks, so those of pictures below one another, taken as a single tall one, are theirs in turn.
     """
-    height, width = item.resized
-    images = resize_bicubic(frames, height, width, rows_first(frames.shape[1], frames.shape[2], height, width))
-    tall = images.reshape(1, -1, width, 3)
+    images = _resized(frames, item)
+    tall = images.reshape(1, -1, *images.shape[2:])
     sizes = spec.patch_size, spec.temporal_patch_size, spec.merge_size
     patches: tuple[torch.Tensor, ...] = patchify(tall, spec.mean, spec.std, *sizes, compact, dtype).split(item.patches)
     return patches
 
 
+def _resized(frames: torch.Tensor, item: MediaItem) -> torch.Tensor:
+    height, width = item.resized
+    return resize_bicubic(frames, height, width, rows_first(frames.shape[1], frames.shape[2], height, width))
+
+
 def _jpeg_groups(items: Sequence[MediaItem]) -> Iterator[list[int]]:
     """Places of items whose pixels are on the device together."""
     group: list[int] = []
-    room = _GROUP_BYTES
+    room = GROUP_BYTES
     for place, item in enumerate(items):
         size = 3 * item.ref.header.height * item.ref.header.width
         if group and size > room:
             yield group
-            group, room = [], _GROUP_BYTES
+            group, room = [], GROUP_BYTES
         group.append(place)
         room -= size
     if group:
@@ -133,7 +134,7 @@ def _pixel_groups(
         return
     header = item.ref.header
     step = spec.temporal_patch_size
-    at_once = max(1, _GROUP_BYTES // (3 * header.height * header.width * step)) * step
+    at_once = max(1, GROUP_BYTES // (3 * header.height * header.width * step)) * step
     frames = video_frames(item.ref, item.frame_indices)
     while group := list(itertools.islice(frames, at_once)):
         yield group

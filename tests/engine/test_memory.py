@@ -12,8 +12,6 @@ from conftest import FAMILIES
 from engine.harness import driver, loaded, request_of, small_picture
 from sightline.config import EngineConfig
 from sightline.engine.activation_peak import (
-    CLIP_GROUP_BYTES,
-    DECODER_PIXELS,
     GraphSizes,
     Peaks,
     decoder_bytes,
@@ -27,9 +25,8 @@ from sightline.engine.out_of_memory import recover
 from sightline.engine.rehearsal import chunk_lengths, rehearse_language, rehearse_sampling, rehearse_tower, square_grid
 from sightline.errors import ConfigError, OutOfMemoryError
 from sightline.run.step_graphs import buckets
-from sightline.vision import gpu_decode
-from sightline.vision import patches as patches_module
 from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
+from sightline.vision.patches import GROUP_BYTES
 
 GB = 1024**3
 PEAKS = Peaks(language=2 * GB, sampling=GB // 2, tower=2 * GB, pixels=GB // 2, graphs=GB // 4)
@@ -205,8 +202,7 @@ def test_smaller_images_mean_more_sources_per_step(tiny_checkpoints: dict[str, P
 
     assert of(16_777_216) == 3 * 2 * 3 * 150_000_000
     assert of(1_048_576) == 16 * of(16_777_216)
-    assert pixel_bytes(processor, 1, 1) == 3 * CLIP_GROUP_BYTES
-    assert patches_module._GROUP_BYTES == CLIP_GROUP_BYTES
+    assert pixel_bytes(processor, 1, 1) == 3 * GROUP_BYTES
 
 
 def test_a_decoder_on_the_gpu_keeps_room_of_its_own() -> None:
@@ -216,7 +212,6 @@ def test_a_decoder_on_the_gpu_keeps_room_of_its_own() -> None:
     assert of(image_decoder="cpu") == 0
     assert of(image_decoder="gpu") == 4 * 10 * 16_000_000
     assert decoder_bytes(EngineConfig(decode_threads=1, image_decoder="gpu"), max_image_pixels=1000) == 10_000
-    assert gpu_decode._MOST_PIXELS == DECODER_PIXELS
 
 
 @pytest.mark.parametrize("family", FAMILIES)

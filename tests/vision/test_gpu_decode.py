@@ -179,7 +179,7 @@ def test_what_the_gpu_takes(library: Counting) -> None:
 
 
 def test_large_pictures_are_not_taken(library: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_decode, "_MOST_PIXELS", 80 * 120)
+    monkeypatch.setattr(gpu_decode, "MOST_PIXELS", 80 * 120)
     decoder = GpuDecoder(library, CPU)
     assert decoder.takes(ref(jpeg(80, 120))) and not decoder.takes(ref(jpeg(80, 121)))
 
@@ -256,7 +256,7 @@ def mixed() -> list[MediaItem]:
 @pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize(("group_bytes", "calls"), [(1 << 28, [5]), (80 * 120 * 3 * 2, [2, 2, 1]), (1, [1] * 5)])
 def test_a_mixed_step(library, threads, mixed, compact, group_bytes, calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(patches, "GROUP_BYTES", group_bytes)
     clock = StageClock()
     decoder = GpuDecoder(library, CPU)
     found, now = PatchMaker(PROCESSOR, CPU, torch.float32, compact, threads, decoder).make(mixed, clock)

@@ -146,7 +146,7 @@ def made_video(frames: int) -> bytes:
 @pytest.mark.parametrize("frames", [1, 2, 9, 14])
 @pytest.mark.parametrize("style", ["qwen3", "qwen2_5", "glm"])
 def test_videos(style, frames, group_bytes, device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(patches, "GROUP_BYTES", group_bytes)
     spec = VideoSpec(style, 4096, 100_000, 2.0, 4, 768, 300.0, 14, 2, 2, CLIP_MEAN, CLIP_STD, 2.0)
     item = make_video_item(load_video(made_video(frames), MediaConfig()), spec)
     height, width = item.resized
