@@ -11,6 +11,7 @@ ids        …  t  t  t  t  start pad×rows end  t  t  t  t  start pad×rows end
 ```
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def expand(
     short = _write_short_forms(prompt, items, text, style)
     runs = [run for index, item in enumerate(items) for run in _runs(index, item, tokens, style)]
     ids = np.asarray(tokenizer.encode(short), dtype=np.int32)
-    pads = np.flatnonzero(np.isin(ids, (tokens.image, tokens.video, tokens.video_row)))
+    pads = np.flatnonzero((ids == tokens.image) | (ids == tokens.video) | (ids == tokens.video_row))
     if ids[pads].tolist() != [run.token for run in runs]:
         # The string had the right placeholders, so the tokenizer does not read them as single special tokens.
         raise PromptError(
@@ -109,11 +110,7 @@ def _runs(index: int, item: MediaItem, tokens: MediaTokens, style: VideoStyle) -
 
 def _write_short_forms(prompt: str, items: Sequence[MediaItem], text: MediaText, style: VideoStyle) -> str:
     """Replaces each placeholder by its item's short form, after checking that placeholders and items agree one by one."""
-    triplet = re.escape(text.video_start + text.video + text.video_end)
-    pattern = f"{re.escape(text.image)}|{re.escape(text.video)}"
-    if style == "qwen3":  # its short form brings its own start and end for every group, so the outer ones go
-        pattern = f"{triplet}|{pattern}"
-    found = list(re.finditer(pattern, prompt))
+    found = list(_placeholder_pattern(text, style).finditer(prompt))
     _check_match([_kind_of(place[0], text) for place in found], [item.ref.kind for item in items])
     pieces = []
     end = 0
@@ -121,6 +118,14 @@ def _write_short_forms(prompt: str, items: Sequence[MediaItem], text: MediaText,
         pieces += [prompt[end : place.start()], _short_form(item, text, style)]
         end = place.end()
     return "".join([*pieces, prompt[end:]])
+
+
+@functools.lru_cache(maxsize=16)
+def _placeholder_pattern(text: MediaText, style: VideoStyle) -> re.Pattern[str]:
+    triplet = re.escape(text.video_start + text.video + text.video_end)
+    pattern = f"{re.escape(text.image)}|{re.escape(text.video)}"
+    # The short form of this style brings its own start and end for every group, so the outer ones go.
+    return re.compile(f"{triplet}|{pattern}" if style == "qwen3" else pattern)
 
 
 def _kind_of(placeholder: str, text: MediaText) -> Literal["image", "video"]:

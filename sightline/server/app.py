@@ -1,11 +1,14 @@
 """The HTTP application: routes, CORS, and OpenAI's shape for every error."""
 
+from collections.abc import Mapping
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sightline import __version__
 from sightline.server.chat import ChatShape
@@ -20,11 +23,12 @@ from sightline.server.operations import operation_routes
 from sightline.server.playground_routes import playground_routes
 
 
-def make_app(context: ServerContext, metrics: Metrics) -> FastAPI:
+def make_app(context: ServerContext, metrics: Metrics) -> ASGIApp:
     app = FastAPI(title="Sightline", version=__version__, redoc_url=None, redirect_slashes=False)
+    chat, completions = GenerationRoute(context, ChatShape()), GenerationRoute(context, CompletionShape())
     app.router.routes += [
-        Route("/v1/chat/completions", GenerationRoute(context, ChatShape()), methods=["POST"]),
-        Route("/v1/completions", GenerationRoute(context, CompletionShape()), methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
         *operation_routes(context),
         metrics_route(metrics, context.engine),
         *playground_routes(),
@@ -40,7 +44,19 @@ def make_app(context: ServerContext, metrics: Metrics) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=context.config.server.allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )
-    return app
+        return app
+    return _straight_to({"/v1/chat/completions": chat, "/v1/completions": completions}, app)
+
+
+def _straight_to(routes: Mapping[str, ASGIApp], app: ASGIApp) -> ASGIApp:
+    """Requests for answers skip the layers of the application, each of which takes its time of every token that is sent: they
+    answer for their own errors, and nobody else is interested in them."""
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (wanted or app)(scope, receive, send)
+
+    return front
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -93,14 +93,17 @@ class Answers:
     def __init__(self, numbers: dict[int, int], left: int) -> None:
         self.numbers = numbers  # of each prompt in the engine → place of its first answer
         self.left = left  # answers that have not ended
-        self._news: asyncio.Queue[UpdateHead | ApiError] = asyncio.Queue()
+        self._news: list[UpdateHead | ApiError] = []
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def complete(self) -> bool:
         return self.left == 0
 
     def tell(self, news: UpdateHead | ApiError) -> None:
-        self._news.put_nowait(news)
+        self._news.append(news)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, UpdateHead]]]:
         """All news that have come since the last look, with the place of the answer, until every answer has ended.
@@ -108,9 +111,10 @@ class Answers:
         Raises ApiError where one failed.
         """
         while self.left:
-            batch = [await self._news.get()]
-            while not self._news.empty():
-                batch.append(self._news.get_nowait())
+            if not self._news:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            batch, self._news = self._news, []
             updates = []
             for news in batch:
                 if isinstance(news, ApiError):

@@ -87,7 +87,7 @@ class _Exchange(Generic[B, I]):
         self._context, self._shape, self._call = context, shape, call
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
-        self._body = bytearray()
+        self._body: bytes | bytearray = b""
         self._reply: Reply | None = None
 
     async def run(self) -> None:
@@ -153,7 +153,7 @@ class _Exchange(Generic[B, I]):
             context.engine.release(answers)
 
     async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], Reply]:
-        body, self._body = self._body, bytearray()  # no longer than needed: it may be large
+        body, self._body = self._body, b""  # no longer than needed: it may be large
         try:
             if len(body) <= SMALL_BODY:
                 begun = self._begin(body, on_loop=True)
@@ -164,7 +164,7 @@ class _Exchange(Generic[B, I]):
         except UserError as error:
             raise refused(error) from None
 
-    def _begin(self, body: bytearray, on_loop: bool) -> I:
+    def _begin(self, body: bytes | bytearray, on_loop: bool) -> I:
         parsed = parse(body, self._shape.decoder)
         if self._context.config.server.log_content:
             self._call.content["request"] = loggable(parsed)

@@ -61,7 +61,7 @@ class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> bytearray:
+async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> bytes | bytearray:
     """The whole body. Stops reading where it grows too large, whatever its headers promised, or comes in too slowly.
 
     A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
@@ -77,8 +77,11 @@ async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: fl
                 if len(body) + len(part) > max_mb * _MB:
                     raise too_large(max_mb)
                 entry.grow(len(part))
+                whole = not message.get("more_body", False)
+                if whole and not body:
+                    return part
                 body += part
-                if not message.get("more_body", False):
+                if whole:
                     return body
                 limit.reschedule(begun + timeout_s + len(body) / _SLOWEST)
     except TimeoutError:
