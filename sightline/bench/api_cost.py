@@ -31,6 +31,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
+from sightline.bench.round_trip import RoundTrip, StreamCost
 from sightline.bench.schedule_cost import cpu_name
 from sightline.config import MediaConfig, ModelConfig
 from sightline.media.data_url import decode_data_url
@@ -139,7 +140,7 @@ def _handle(body: bytes, files: ModelFiles, limits: MediaConfig) -> _Pass:
 # ---- What is measured with
 
 
-def make_body(images: int) -> bytes:
+def make_body(images: int, max_tokens: int = 64) -> bytes:
     """A chat body with so many different images and a question, as clients send it."""
     parts: list[dict[str, object]] = [
         {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"}}
@@ -147,7 +148,7 @@ def make_body(images: int) -> bytes:
     ]
     parts.append({"type": "text", "text": "What do these images have in common?"})
     message = {"role": "user", "content": parts}
-    return msgspec.json.encode({"model": None, "messages": [message], "max_completion_tokens": 64, "stream": True})
+    return msgspec.json.encode({"model": None, "messages": [message], "max_completion_tokens": max_tokens, "stream": True})
 
 
 def _jpegs(count: int) -> list[bytes]:
@@ -198,8 +199,29 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def report(costs: Sequence[Cost], command: str, repeats: int) -> dict[str, object]:
+def report(
+    costs: Sequence[Cost], command: str, repeats: int, trip: RoundTrip | None = None, streams: Sequence[StreamCost] = ()
+) -> dict[str, object]:
     """What the JSON file holds."""
+    over_http: dict[str, object] = {}
+    if trip is not None:
+        names = ("tenth", "median", "ninth_tenth")
+        over_http["round_trip"] = {
+            **{
+                f"{name}_ms": {which: round(value, 3) for which, value in zip(names, getattr(trip, name), strict=True)}
+                for name in ("send", "answer", "ttft")
+            },
+            "processor_ms": round(trip.processor_ms, 3),
+        }
+    if streams:
+        over_http["streams"] = [
+            {
+                "streams": cost.streams,
+                "processor_us_per_token": round(cost.processor_us, 2),
+                "tokens_per_second_per_core": round(cost.tokens_per_second),
+            }
+            for cost in streams
+        ]
     return {
         "command": command,
         "cpu": cpu_name(),
@@ -225,4 +247,5 @@ def report(costs: Sequence[Cost], command: str, repeats: int) -> dict[str, objec
             }
             for cost in costs
         ],
+        **over_http,
     }

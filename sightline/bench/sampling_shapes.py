@@ -20,6 +20,21 @@ def _best_token(at: Setting) -> Iterator[Case]:
         yield Case(f"{rows}x{vocab}", partial(make, rows), at.itemsize * rows * vocab)
 
 
+def _forbid_tokens(at: Setting) -> Iterator[Case]:
+    vocab = at.spec.text.vocab_size
+    words = -(-vocab // 32)
+
+    def make(rows: int) -> Arguments:
+        return {
+            "scores": at.normal(rows, vocab, dtype=torch.float32),
+            "allowed": at.integers(-(2**31), 2**31, rows, words, dtype=torch.int32),
+            "rows": torch.arange(rows, device=at.device),
+        }
+
+    for rows in at.sizes.decode_rows:
+        yield Case(f"{rows}x{vocab}", partial(make, rows), rows * (2 * 4 * vocab + 4 * words))
+
+
 def _draw(at: Setting, asked: dict[str, dict[str, float]]) -> Iterator[Case]:
     """The scores are read once at least."""
     vocab = at.spec.text.vocab_size
@@ -51,6 +66,7 @@ _BY_SCORE: dict[str, Any] = {
 }
 
 SAMPLING_SHAPES: dict[str, Maker] = {
+    "forbid_tokens": _forbid_tokens,
     "best_token": _best_token,
     "draw_by_id": partial(_draw, asked=_BY_ID),
     "draw_by_score": partial(_draw, asked=_BY_SCORE),

@@ -14,6 +14,8 @@ import httpx
 
 from sightline.errors import UserError
 
+SERVE = ("sightline.cli.main", "serve", "--port", "0")
+INSTANT = ("sightline.bench.instant_server",)  # flags: milliseconds per step, the model's folder
 _POLL_S = 0.02
 _STOP_S = 60.0
 
@@ -25,9 +27,9 @@ class ServerError(UserError):
 class ServerProcess:
     """Times are seconds since the process was started."""
 
-    def __init__(self, flags: Sequence[str], log: Path, patience_s: float) -> None:
+    def __init__(self, flags: Sequence[str], log: Path, patience_s: float, module: Sequence[str] = SERVE) -> None:
         self._log, self._patience_s = log, patience_s
-        command = [sys.executable, "-m", "sightline.cli.main", "serve", "--port", "0", *flags]
+        command = [sys.executable, "-m", *module, *flags]
         self._started = time.perf_counter()
         with log.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
@@ -72,10 +74,10 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def serving(flags: Sequence[str], patience_s: float = 600.0) -> Iterator[ServerProcess]:
+def serving(flags: Sequence[str], patience_s: float = 600.0, module: Sequence[str] = SERVE) -> Iterator[ServerProcess]:
     """A server that is being started; it is stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(flags, Path(folder) / "log", patience_s)
+        server = ServerProcess(flags, Path(folder) / "log", patience_s, module)
         try:
             yield server
         finally:

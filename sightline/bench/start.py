@@ -9,6 +9,7 @@ import httpx
 from sightline.bench.load.body import RequestOptions, Sample, image_part, request_body
 from sightline.bench.load.datasets import user_message
 from sightline.bench.load.images import ImageKind, make_image
+from sightline.bench.load.machine import device_in, read_metrics
 from sightline.bench.server_process import ServerError, serving
 
 
@@ -41,6 +42,4 @@ def measure_start(flags: Sequence[str], resolution: str | None, patience_s: floa
 
 
 def _device(client: httpx.Client) -> str:
-    from sightline.bench.load.machine import device_in, read_metrics
-
     return device_in(read_metrics(client.get("/metrics").text))

@@ -148,21 +148,6 @@ def _paged(at: Setting, sequences: int, queries: int, context: int) -> Case:
     return Case(f"{sequences} x {queries} over {context}", make, moved, 4.0 * sequences * seen * heads)
 
 
-def _forbid_tokens(at: Setting) -> Iterator[Case]:
-    vocab = at.spec.text.vocab_size
-    words = -(-vocab // 32)
-
-    def make(rows: int) -> Arguments:
-        return {
-            "scores": at.normal(rows, vocab, dtype=torch.float32),
-            "allowed": at.integers(-(2**31), 2**31, rows, words, dtype=torch.int32),
-            "rows": torch.arange(rows, device=at.device),
-        }
-
-    for rows in at.sizes.decode_rows:
-        yield Case(f"{rows}x{vocab}", partial(make, rows), rows * (2 * 4 * vocab + 4 * words))
-
-
 def _quantise_rows(at: Setting) -> Iterator[Case]:
     size = at.spec.text.hidden_size
 
@@ -197,7 +182,6 @@ TEXT_SHAPES: dict[str, Maker] = {
     "linear_silu_mul": _linear_silu_mul,
     "rotate_and_store": _rotate_and_store,
     "paged_attention": _paged_attention,
-    "forbid_tokens": _forbid_tokens,
     "quantise_rows": _quantise_rows,
     "fp8_linear": partial(_fp8_linear, blocks=False),
     "fp8_block_linear": partial(_fp8_linear, blocks=True),
