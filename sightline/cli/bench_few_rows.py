@@ -2,9 +2,9 @@
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cli.bench_flags import add_json_flag
 from sightline.cli.flags import add_flags, from_flags
 from sightline.cli.kept_figures import command, keep
 from sightline.config import ModelConfig
@@ -23,7 +23,7 @@ def add_command(actions: Any) -> None:
     )
     parser.add_argument("--matrices", nargs="+", metavar="NAME", help="only these of qkv, out, down, gate_up and head")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs to take medians over (default: 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    add_json_flag(parser)
     add_flags(parser, ModelConfig)
     parser.set_defaults(run=run, subparser=parser)
 

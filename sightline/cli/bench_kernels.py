@@ -2,9 +2,9 @@
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cli.bench_flags import add_figure_flags, add_floor_flags, check_positive, floor_rates
 from sightline.cli.flags import add_flags, from_flags
 from sightline.cli.kept_figures import command, keep
 from sightline.config import ModelConfig
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sightline.bench.image_batches import BatchCost
     from sightline.bench.kernel_case import Setting
     from sightline.bench.kernels import KernelCost
+    from sightline.bench.stage_floors import Rates
 
 
 def add_command(actions: Any) -> None:
@@ -24,10 +25,8 @@ def add_command(actions: Any) -> None:
     )
     parser.add_argument("--no-batches", action="store_true", help="leave out batches of images against loops over images")
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="runs to take medians over (default: 20)")
-    parser.add_argument("--rate", type=float, default=790.0, metavar="X", help="TFLOP/s of bf16 for the floor (default: 790)")
-    parser.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="TB/s for the floor (default: 4.3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_floor_flags(parser)
+    add_figure_flags(parser)
     add_flags(parser, ModelConfig)
     parser.set_defaults(run=run, subparser=parser)
 
@@ -39,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     from sightline.bench.kernels import all_ops
     from sightline.bench.summary import add_to_summary
 
-    for flag in ("rate", "bandwidth", "repeats"):
-        if not getattr(arguments, flag) > 0:
-            raise ConfigError(f"--{flag} is {getattr(arguments, flag)}, but must be above 0.")
+    check_positive(arguments, "repeats")
+    rates = floor_rates(arguments)
     known = list(all_ops())
     ops = known if arguments.ops is None else arguments.ops
     for name in ops:
@@ -49,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--ops names {name!r}; the ops are {', '.join(known)}.")
     at = _setting(arguments)
     about = device_name(at.device)
-    costs, without = _measure_ops(arguments, at, ops)
+    costs, without = _measure_ops(at, ops, rates, arguments.repeats)
     batches = [] if arguments.no_batches else _measure_batches(arguments, at)
     print(f"\n{len(without)} of {len(ops)} ops have no shapes here" + (f": {', '.join(without)}" if without else ""))
     slower = [cost for cost in batches if not cost.faster]
@@ -87,18 +85,16 @@ def _setting(arguments: argparse.Namespace) -> "Setting":
     return Setting(files.spec, files.processor.image, FULL if full else SMALL, device, dtype)
 
 
-def _measure_ops(arguments: argparse.Namespace, at: "Setting", ops: list[str]) -> "tuple[list[KernelCost], list[str]]":
+def _measure_ops(at: "Setting", ops: list[str], rates: "Rates", repeats: int) -> "tuple[list[KernelCost], list[str]]":
     from sightline.bench.kernels import measure_ops
-    from sightline.bench.stage_floors import Rates
 
-    rates = Rates(operations=1e12 * arguments.rate, bandwidth=1e12 * arguments.bandwidth)
     costs: list[KernelCost] = []
     without: list[str] = []
     if ops:
         print(
             f"{'op':22s}{'shape':38s}{'twin (* is used)':24s}{'us':>10s}{'TB/s':>8s}{'TFLOP/s':>9s}{'floor':>10s}{'ratio':>12s}"
         )
-    for found in measure_ops(at, ops, rates, arguments.repeats):
+    for found in measure_ops(at, ops, rates, repeats):
         if isinstance(found, str):
             without.append(found)
             print(f"{found:22s}has no shapes here", flush=True)

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cli.bench_flags import add_figure_flags, add_floor_flags, floor_rates
 from sightline.cli.flags import add_config_flags, config_from_flags
 from sightline.cli.kept_figures import command, keep
-from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
     from sightline.bench.language import DecodeCost, PrefillCost
@@ -26,10 +26,8 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--profile", action="store_true", help="print the kernels that took longest")
     parser.add_argument("--tower", action="store_true", help="with --profile, also those of the tower at 1080p")
     parser.add_argument("--profile-text", type=Path, metavar="FILE", help="where to keep the tables of --profile")
-    parser.add_argument("--rate", type=float, default=790.0, metavar="X", help="TFLOP/s for the floor (default: 790)")
-    parser.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="TB/s for the floor (default: 4.3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_floor_flags(parser)
+    add_figure_flags(parser)
     add_config_flags(parser)
     parser.set_defaults(run=run, subparser=parser)
 
@@ -38,13 +36,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     from sightline.bench.device_name import device_name
     from sightline.bench.language import LanguageBench, as_json, figures
-    from sightline.bench.stage_floors import Rates
     from sightline.bench.summary import add_to_summary
 
-    for flag in ("rate", "bandwidth"):
-        if not getattr(arguments, flag) > 0:
-            raise ConfigError(f"--{flag} is {getattr(arguments, flag)}, but must be above 0.")
-    rates = Rates(operations=1e12 * arguments.rate, bandwidth=1e12 * arguments.bandwidth)
+    rates = floor_rates(arguments)
     bench = LanguageBench(config_from_flags(arguments), rates, arguments.repeats, arguments.steps)
     try:
         prefills = [bench.measure_prefill(tokens) for tokens in arguments.prefill]

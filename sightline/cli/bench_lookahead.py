@@ -2,9 +2,9 @@
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import Any
 
+from sightline.cli.bench_flags import add_figure_flags
 from sightline.cli.bench_target import add_image_flags, add_seed_flag, chosen_seed, image_kind
 from sightline.cli.flags import Parser, add_config_flags, config_from_flags
 from sightline.cli.kept_figures import command, keep
@@ -26,8 +26,7 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--images", type=int, default=1, metavar="N", help="in each of them (default: 1)")
     parser.add_argument("--rate", type=float, default=8.0, metavar="X", help="of them per second (default: 8)")
     parser.add_argument("--context", type=int, default=512, metavar="N", help="tokens before each answer (default: 512)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_figure_flags(parser)
     add_image_flags(parser)
     add_seed_flag(parser)
     add_config_flags(parser, without=("seed",))

@@ -1,9 +1,9 @@
 """`sightline bench pages`: prefill and decode steps by the size of a page of keys and values."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from sightline.cli.bench_flags import add_json_flag
 from sightline.cli.flags import add_flags, from_flags
 from sightline.cli.kept_figures import command, keep
 from sightline.config import Config, ModelConfig
@@ -14,7 +14,7 @@ def add_command(actions: Any) -> None:
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[16, 64, 128], metavar="N", help="page sizes (default: 16 64 128)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    add_json_flag(parser)
     add_flags(parser, ModelConfig)
     parser.set_defaults(run=run, subparser=parser)
 

@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cli.bench_flags import add_figure_flags
 from sightline.cli.flags import add_flags, config_from_flags
 from sightline.cli.kept_figures import command, keep
 from sightline.config import Config, ModelConfig
@@ -31,8 +32,7 @@ def add_command(actions: Any) -> None:
     pixels.add_argument("--decoder", choices=("gpu", "cpu", "auto"), help="only what this setting means here (default: all)")
     pixels.add_argument("--photos", type=Path, metavar="FOLDER", help="JPEG files to compare the decoders' pixels on as well")
     pixels.add_argument("--repeats", type=int, default=20, metavar="N", help="runs to take medians over (default: 20)")
-    pixels.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
-    pixels.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_figure_flags(pixels)
     add_flags(pixels, ModelConfig)
     pixels.set_defaults(run=run, subparser=pixels)
 

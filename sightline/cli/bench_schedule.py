@@ -1,9 +1,9 @@
 """`sightline bench schedule`: what planning a step costs on the host; no model."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from sightline.cli.bench_flags import add_json_flag
 from sightline.cli.kept_figures import command, keep
 from sightline.errors import ConfigError
 
@@ -19,7 +19,7 @@ def add_command(actions: Any) -> None:
         help="how many run at once (default: 1 16 64 128 256 512)",
     )
     parser.add_argument("--steps", type=int, default=300, metavar="N", help="steps to take medians over (default: 300)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    add_json_flag(parser)
     parser.set_defaults(run=run, subparser=parser)
 
 

@@ -1,9 +1,11 @@
 """`sightline bench stages`: where the time to the first token goes, before and after, beside the floor of each stage."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sightline.cli.bench_flags import add_floor_flags, add_json_flag, check_positive, floor_rates
 from sightline.cli.flags import add_config_flags, config_from_flags
 from sightline.cli.kept_figures import command, keep
 
@@ -21,15 +23,14 @@ def add_command(actions: Any) -> None:
     stages.add_argument("--images", type=int, nargs="+", default=[1], metavar="N", help="images in a request (default: 1)")
     stages.add_argument("--mixed", action="store_true", help="the images of a request have the sizes in turn")
     stages.add_argument("--repeats", type=int, default=10, metavar="N", help="runs to take medians over (default: 10)")
-    stages.add_argument("--rate", type=float, default=790.0, metavar="X", help="TFLOP/s for the floor (default: 790)")
-    stages.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="memory, TB/s for the floor (default: 4.3)")
+    add_floor_flags(stages)
     stages.add_argument(
         "--upload-bandwidth", type=float, default=63.0, metavar="X", help="host to device, GB/s for the floor (default: 63)"
     )
     stages.add_argument(
         "--decode-rate", type=float, default=9.0, metavar="X", help="billion pixels/s for the floor (default: 9)"
     )
-    stages.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    add_json_flag(stages)
     stages.add_argument("--plot", type=Path, metavar="FILE", help="PNG to draw, a stacked bar per request")
     stages.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
     add_config_flags(stages)
@@ -39,22 +40,13 @@ def add_command(actions: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
 
     from sightline.bench.device_name import device_name
-    from sightline.bench.stage_floors import Rates
     from sightline.bench.stage_plot import draw_stages
     from sightline.bench.stage_report import as_json, figures, table
     from sightline.bench.stages import StageBench, make_shapes
     from sightline.bench.summary import add_to_summary
-    from sightline.errors import ConfigError
 
-    for flag in ("rate", "bandwidth", "upload_bandwidth", "decode_rate"):
-        if not getattr(arguments, flag) > 0:
-            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(arguments, flag)}, but must be above 0.")
-    rates = Rates(
-        operations=1e12 * arguments.rate,
-        bandwidth=1e12 * arguments.bandwidth,
-        upload=1e9 * arguments.upload_bandwidth,
-        decode=1e9 * arguments.decode_rate,
-    )
+    check_positive(arguments, "upload_bandwidth", "decode_rate")
+    rates = replace(floor_rates(arguments), upload=1e9 * arguments.upload_bandwidth, decode=1e9 * arguments.decode_rate)
     shapes = make_shapes(arguments.sizes, arguments.images, arguments.mixed)
     bench = StageBench(config_from_flags(arguments), shapes, arguments.repeats, rates)
     costs = []

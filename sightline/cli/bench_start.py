@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sightline.cli.bench_flags import add_json_flag
 from sightline.cli.kept_figures import command, keep
 from sightline.errors import ConfigError
 
@@ -19,7 +20,7 @@ def add_command(actions: Any) -> None:
     )
     parser.add_argument("--text-only", action="store_true", help="the first question has no picture")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one start (default: 600)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
+    add_json_flag(parser)
     parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add start_s to")
     parser.set_defaults(run=run, subparser=parser)
 

@@ -1,9 +1,9 @@
 """`sightline bench tower`: the vision tower alone, by image size, and its small kernels beside their floors."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from sightline.cli.bench_flags import add_figure_flags, add_floor_flags
 from sightline.cli.flags import add_flags, from_flags
 from sightline.cli.kept_figures import command, keep
 from sightline.config import ModelConfig
@@ -14,10 +14,8 @@ def add_command(actions: Any) -> None:
     tower.add_argument("--shapes", nargs="+", metavar="NAME", help="which sizes (default: all)")
     tower.add_argument("--repeats", type=int, default=20, metavar="N", help="runs to take medians over (default: 20)")
     tower.add_argument("--definitions", action="store_true", help="also time the torch definitions")
-    tower.add_argument("--rate", type=float, default=790.0, metavar="X", help="TFLOP/s for the floor (default: 790)")
-    tower.add_argument("--bandwidth", type=float, default=4.3, metavar="X", help="copy bandwidth in TB/s (default: 4.3)")
-    tower.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures")
-    tower.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    add_floor_flags(tower)
+    add_figure_flags(tower)
     add_flags(tower, ModelConfig, without=("quantization",))
     tower.set_defaults(run=run, subparser=tower)
 

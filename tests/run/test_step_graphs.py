@@ -3,7 +3,7 @@
 On a CPU a "graph" runs the recorded function again on the same buffers, which has all of a graph's dangers but the device's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from engine import harness
 from engine.harness import Driver, driver, plain_answer, request_of, small_picture
+from ops.run_again import run_again
 from parity.subject import FAMILIES
 from sightline import LLM
 from sightline.errors import ConfigError
@@ -41,16 +42,6 @@ def attention_by_device(
                 out[part], q[part], k_cache, v_cache, page_table[row : row + 1], (part.stop - part.start,), (context,)
             )
     return out
-
-
-def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """A recorded function for the CPU: its result is always at the same place."""
-    out = run()
-
-    def replay() -> None:
-        out.copy_(run())
-
-    return replay, out
 
 
 @pytest.fixture(autouse=True)

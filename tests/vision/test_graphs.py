@@ -5,12 +5,13 @@ On a CPU a "graph" runs the recorded function again on the same buffers, which h
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from ops.run_again import run_again
 from sightline import LLM
 from sightline.errors import ConfigError
 from sightline.models.families import read_model_spec
@@ -51,16 +52,6 @@ def attention_by_starts(
 def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(segment_attention, "twins", [Twin("by starts", attention_by_starts, lambda *_, **__: True)])
     yield
-
-
-def run_again(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """A recorded function for the CPU: its result is always at the same place."""
-    out = run()
-
-    def replay() -> None:
-        out.copy_(run())
-
-    return replay, out
 
 
 @pytest.fixture(params=DEVICES)
