@@ -44,6 +44,7 @@ from sightline.prompt.messages import normalise_messages
 from sightline.prompt.request import assemble, make_item
 from sightline.server.chat import ChatShape
 from sightline.server.chat_prompt import template_messages
+from sightline.server.parse import parse
 from sightline.types import MediaRef
 
 STAGES = ("parse", "base64", "digest", "header", "prompt")
@@ -106,7 +107,7 @@ def _handle(body: bytes, files: ModelFiles, limits: MediaConfig) -> _Pass:
 
     began, clock = time.thread_time(), time.perf_counter()
     with stage("parse"):
-        request = ChatShape.decoder.decode(body)
+        request = parse(body, ChatShape.decoder)
     with stage("prompt"):
         plain, wanted = template_messages(request.messages)
         budget = RequestBudget(limits)

@@ -35,10 +35,16 @@ def test_costs(tiny_checkpoints: dict[str, Path]) -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
-    assert main(["bench", "api", "--images", "2", "1", "--repeats", "1", "--json", str(kept)]) == 0
+    over_http = ["--round-trips", "3", "--streams", "4"]
+    assert main(["bench", "api", "--images", "2", "1", "--repeats", "1", *over_http, "--json", str(kept)]) == 0
     figures = json.loads(kept.read_text())
     assert [row["images"] for row in figures["rows"]] == [1, 2]
     assert figures["rows"][1]["total_ms_per_image"] == pytest.approx(figures["rows"][1]["total_ms"] / 2, abs=0.01)
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 4 + 4 + 2
+    trip = figures["round_trip"]
+    for which in ("tenth", "median", "ninth_tenth"):
+        assert 0 < trip["send_ms"][which] < trip["ttft_ms"][which] and 0 < trip["answer_ms"][which] <= trip["ttft_ms"][which]
+    (streams,) = figures["streams"]
+    assert streams["streams"] == 4 and streams["processor_us_per_token"] > 0
     assert main(["bench", "api", "--images", "0"]) == 1
     assert "--images is 0, but must be at least 1." in capsys.readouterr().err

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from sightline.server.engine_client import Answers
 from sightline.server.errors import ApiError
 from sightline.server.inflight import ClientGone, Ledger, read_body
 from sightline.server.media_names import MediaNames
+from sightline.server.parse import MAX_VALUES, parse
 from sightline.server.token_text import token_bytes
 from sightline.types import MediaItem, MediaSpan, Request, SamplingParams, StructuredOutput, TokenLogprob
 
@@ -141,6 +143,18 @@ def test_bodies_are_read_within_limits() -> None:
         with pytest.raises(ClientGone):
             asyncio.run(read_body(body_of(b"ab", gone=True), entry, 1, 60))
     assert ledger.bytes == 0
+
+
+def test_bodies_of_too_many_values_are_refused_unread() -> None:
+    """Red when values in the last, incomplete piece of a body are not counted, or those of some kind."""
+    decoder = msgspec.json.Decoder()
+    most = b"[" + b"1," * (MAX_VALUES - 2) + b"[1]]"
+    assert len(parse(most, decoder)) == MAX_VALUES - 1
+    for more in (most[:-4] + b"[1],2]", most[:-4] + b"[[1]]]", most[:-4] + b'[{"a":1}]]', b"[" * (MAX_VALUES + 1)):
+        with pytest.raises(ApiError, match="more than the 1,000,000 values"):
+            parse(more, decoder)
+    with pytest.raises(ApiError, match="not valid JSON"):
+        parse(b"[" * MAX_VALUES, decoder)
 
 
 def test_keys() -> None:

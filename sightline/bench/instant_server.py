@@ -1,0 +1,18 @@
+"""The real API process with an engine that computes nothing: `python -m sightline.bench.instant_server STEP_MS MODEL`."""
+
+import sys
+
+from sightline.config import Config, MediaConfig, ModelConfig, ServerConfig
+from sightline.server.serve import serve
+
+
+def main() -> int:
+    step_ms, model = sys.argv[1:]
+    config = Config(
+        model=ModelConfig(model=model, load_format="dummy"), media=MediaConfig.for_server(), server=ServerConfig(port=0)
+    )
+    return serve(config, (sys.executable, "-m", "sightline.bench.instant_engine", step_ms))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
