@@ -9,7 +9,7 @@ import httpx
 from sightline.bench.load.body import RequestOptions, Sample, image_part, request_body
 from sightline.bench.load.datasets import user_message
 from sightline.bench.load.images import ImageKind, make_image
-from sightline.bench.load.machine import device_in, read_metrics
+from sightline.bench.load.server_metrics import device_in, read_metrics
 from sightline.bench.server_process import ServerError, serving
 
 

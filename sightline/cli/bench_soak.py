@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(target_settings: "TargetConfig", config: "SoakConfig") -> "tuple[SoakResult, str]":
-    from sightline.bench.load.machine import served_device
     from sightline.bench.load.serve import connected, words_to_tokens
+    from sightline.bench.load.server_metrics import served_device
     from sightline.bench.load.soak import run_soak
 
     async with connected(target_settings) as target:

@@ -151,7 +151,7 @@ def keep_record(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Non
 
 def keep_in_summary(arguments: argparse.Namespace, figures: Mapping[str, float]) -> None:
     """Adds figures of the server to the file that --summary names, if it names one."""
-    from sightline.bench.load.machine import device_of
+    from sightline.bench.load.server_metrics import device_of
     from sightline.bench.summary import add_to_summary
 
     if arguments.summary is not None and figures:

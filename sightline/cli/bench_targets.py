@@ -88,7 +88,7 @@ def _record(arguments: argparse.Namespace, job: str, seed: int) -> dict[str, Any
 
 
 def _device(arguments: argparse.Namespace) -> str:
-    from sightline.bench.load.machine import device_of
+    from sightline.bench.load.server_metrics import device_of
     from sightline.cli.bench_target import target_config
 
     return device_of(target_config(arguments))

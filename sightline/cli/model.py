@@ -74,7 +74,7 @@ def run_info(arguments: argparse.Namespace) -> None:
 def _describe_fp8(spec: "ModelSpec", model: "VisionLanguageModel") -> str:
     import torch
 
-    from sightline.models.quantise import could_save
+    from sightline.models.fp8_summary import could_save
 
     layers, saved = could_save(model, getattr(torch, spec.dtype))
     gain = f"{layers} linear layers of the language model, {saved / 1024**3:.2f} GiB less than in {spec.dtype}"

@@ -45,7 +45,7 @@ from sightline.engine.messages import (
 from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
 from sightline.host_memory import keep_freed_memory
 from sightline.models.files import read_model_files
-from sightline.models.quantise import summarise
+from sightline.models.fp8_summary import summarise
 from sightline.timing import StageClock
 from sightline.types import Completion
 

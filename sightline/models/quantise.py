@@ -3,7 +3,6 @@
 A weight is quantised as soon as it is on the device, so a model is never held in both forms.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +17,7 @@ from sightline.ops.fp8 import PLACES, has_scaled_mm
 from sightline.spec import Fp8Spec
 
 Quantization = Literal["none", "fp8"]
-_LANGUAGE = "text.layers."
-_TOWER = "vision.blocks."
+LANGUAGE_LAYERS = "text.layers."  # how names of modules begin
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Quantiser:
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
         value = value.to(device)
-        weight = self._choose(value) if leaf == "weight" and is_quantisable(owner, module, _LANGUAGE) else None
+        weight = self._choose(value) if leaf == "weight" and is_quantisable(owner, module, LANGUAGE_LAYERS) else None
         if weight is not None:
             assert isinstance(module, nn.Linear)
             _replace(model, owner, Fp8Linear(weight, module.bias))
@@ -65,7 +63,7 @@ class Quantiser:
 
     def as_stored(self, name: str, value: torch.Tensor) -> torch.Tensor | Fp8Weight:
         """A made-up value of the parameter `name` in the form that the checkpoint would have it in."""
-        if self.stored is None or not name.startswith(_LANGUAGE) or value.ndim != 2:
+        if self.stored is None or not name.startswith(LANGUAGE_LAYERS) or value.ndim != 2:
             return value
         return Fp8Weight.of(value, blocks=self.stored.scales == "block")
 
@@ -102,49 +100,3 @@ def is_quantisable(name: str, module: nn.Module, part: str) -> bool:
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, module)
-
-
-@dataclass(frozen=True)
-class Fp8Summary:
-    """What of a model is in 8-bit floats."""
-
-    language: int  # linear layers
-    tower: int
-    left: int  # linear layers of a part that has some in 8-bit floats, which are not
-    saved_bytes: int  # against the dtype that the rest is in
-
-    def __str__(self) -> str:
-        if not self.language + self.tower:
-            return ""
-        counts = {"language model": self.language, "tower": self.tower}
-        parts = [f"{count} of the {part}'s" for part, count in counts.items() if count]
-        left = f", {self.left} left as they are" if self.left else ""
-        saved = self.saved_bytes / 1024**2
-        amount = f"{saved / 1024:.2f} GiB" if saved >= 1024 else f"{saved:.1f} MiB"
-        return f"fp8: {' and '.join(parts)} linear layers{left}, {amount} saved"
-
-
-def summarise(model: VisionLanguageModel) -> Fp8Summary:
-    """Of a loaded model."""
-    itemsize = model.text.embed_tokens.weight.dtype.itemsize
-    counts, left, saved = {_LANGUAGE: 0, _TOWER: 0}, {_LANGUAGE: 0, _TOWER: 0}, 0
-    for part, module in _linears(model):
-        if isinstance(module, Fp8Linear):
-            counts[part] += 1
-            saved += module.weight.numel() * (itemsize - 1) - 4 * module.weight_scale.numel()
-        else:
-            left[part] += 1
-    return Fp8Summary(counts[_LANGUAGE], counts[_TOWER], sum(left[part] for part, count in counts.items() if count), saved)
-
-
-def could_save(model: VisionLanguageModel, dtype: torch.dtype) -> tuple[int, int]:
-    """Of a model in no 8-bit floats, maybe on the meta device: how many language layers fp8 would take, and the bytes saved."""
-    shapes = [m.weight.shape for n, m in model.named_modules() if is_quantisable(n, m, _LANGUAGE) and isinstance(m, nn.Linear)]
-    return len(shapes), sum(out * size * (dtype.itemsize - 1) - 4 * out for out, size in shapes)
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        part = next((part for part in (_LANGUAGE, _TOWER) if name.startswith(part)), None)
-        if part is not None and isinstance(module, nn.Linear | Fp8Linear):
-            yield part, module

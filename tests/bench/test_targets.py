@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.stub import RunningStub, refusal, stream, usage
-from sightline.bench.load.machine import read_metrics
+from sightline.bench.load.server_metrics import read_metrics
 from sightline.bench.summary import add_to_summary, commit, values_of
 from sightline.bench.target_jobs import JOBS, NoFigureError, figures_of, value_of
 from sightline.bench.target_table import TARGETS, TargetFigure, as_fields, figure_table

@@ -28,8 +28,9 @@ from sightline.llm import LLM
 from sightline.models import quantise
 from sightline.models.families import read_model_spec
 from sightline.models.fp8 import Fp8Linear, Fp8Weight
+from sightline.models.fp8_summary import summarise
 from sightline.models.load import dummy_model
-from sightline.models.quantise import Quantiser, summarise
+from sightline.models.quantise import Quantiser
 from sightline.ops.dispatch import definitions_only
 from sightline.ops.fp8 import FP8, quantise_rows
 from sightline.prompt.request import build_request

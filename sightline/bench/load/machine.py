@@ -1,57 +1,8 @@
-"""What the server's machine tells, where that is this one: its GPU, memory of the GPU and of processes."""
+"""What this machine tells of itself: its GPU, memory of the GPU and of processes."""
 
 import contextlib
-import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-
-from sightline.bench.load.http import TransportError
-from sightline.bench.load.serve import connected, in_event_loop
-from sightline.bench.load.target import Target, TargetConfig
-
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus's text as a map from `name` or `name{label=value,...}` to the value."""
-    found = {}
-    for name, labels, value in _SAMPLE.findall(text):
-        shown = ",".join(f"{label}={said}" for label, said in _LABEL.findall(labels))
-        found[f"{name}{{{shown}}}" if shown else name] = float(value)
-    return found
-
-
-async def fetch_metrics(target: Target) -> dict[str, float]:
-    """What /metrics says now; empty where a server has none."""
-    try:
-        reply = await target.client.request("GET", "/metrics")
-    except TransportError:
-        return {}
-    return read_metrics(reply.body.decode("utf-8", "replace")) if reply.status == 200 else {}
-
-
-async def served_device(target: Target) -> str:
-    """What a summary calls the device: the GPU's name, or what the server says of itself."""
-    return device_in(await fetch_metrics(target))
-
-
-def device_in(metrics: Mapping[str, float]) -> str:
-    named = next((re.findall(r"device=([^,}]*)", name)[0] for name in metrics if name.startswith("sightline:info{")), "unknown")
-    if named.startswith("cuda"):
-        return gpu_name() or str(named)
-    return str(named)
-
-
-def device_of(config: TargetConfig) -> str:
-    """The same from outside an event loop."""
-
-    async def ask() -> str:
-        async with connected(config) as target:
-            return await served_device(target)
-
-    return in_event_loop(ask())
 
 
 def gpu_name() -> str | None:
@@ -81,8 +32,3 @@ def process_memory_mb(pid: int) -> float | None:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
     return None
-
-
-def metric(metrics: Mapping[str, float], name: str) -> float:
-    """A metric of Sightline's; 0 if it is not there."""
-    return metrics.get(f"sightline:{name}", 0.0)

@@ -21,7 +21,8 @@ from sightline.bench.load.body import Medium, RequestOptions, Sample, image_part
 from sightline.bench.load.datasets import user_message
 from sightline.bench.load.http import TransportError
 from sightline.bench.load.images import Format, ImageKind, make_image
-from sightline.bench.load.machine import fetch_metrics, gpu_memory_mb, metric, process_memory_mb
+from sightline.bench.load.machine import gpu_memory_mb, process_memory_mb
+from sightline.bench.load.server_metrics import fetch_metrics, metric
 from sightline.bench.load.statistics import Spread
 from sightline.bench.load.target import Target, TargetError
 from sightline.bench.load.texts import random_text
