@@ -1,4 +1,4 @@
-"""Triton twins without a GPU: the test of every op again, in a process in which Triton interprets its kernels.
+"""Triton twins without a GPU: the tests of ops again, in a process in which Triton interprets its kernels.
 
 float32 only: products of bfloat16 are wrong in the interpreter. Red when a kernel computes something else than its definition,
 on any example of its op.
@@ -12,22 +12,29 @@ from pathlib import Path
 
 import pytest
 
-FILES = [str(Path(__file__).with_name(name)) for name in ("test_every_op.py", "test_sampling_kernels.py", "test_few_rows.py")]
+OPS_WITH_KERNELS = (
+    "vision_rotary embed_rows rms_norm add_rms_norm add_rms_norm_rows layer_norm best_token draw_by_id draw_by_score silu_mul "
+    "patch_places add_position_grid resize_bicubic patchify rotate_and_store paged_attention quantise_rows fp8_block_linear "
+    "linear linear_silu_mul"
+).split()
+MUST_PASS = {
+    "test_every_op.py": [f"definition_and_twins[{name}-float32-cpu]" for name in OPS_WITH_KERNELS],
+    "test_sampling_kernels.py": [
+        "a_kernel_draws_what_the_definition_draws[0-cpu]",
+        "broken_rows_give_a_token_of_the_vocabulary[cpu]",
+    ],
+    "test_few_rows.py": ["few_rows_with_shared_sums[cpu-8]", "few_rows_do_not_know_their_neighbours[cpu]"],
+}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_agree_with_their_definitions() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", *FILES]
+@pytest.mark.parametrize("file", MUST_PASS)
+def test_kernels_agree_with_their_definitions(file: str) -> None:
+    path = str(Path(__file__).with_name(file))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", path]
     chosen = ["-k", "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken or few_rows)"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command + chosen, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    names = "vision_rotary embed_rows rms_norm add_rms_norm_rows best_token draw_by_id draw_by_score"
-    names += " silu_mul patch_places add_position_grid resize_bicubic patchify "
-    names += "rotate_and_store paged_attention quantise_rows fp8_block_linear linear linear_silu_mul"
-    for name in names.split():
-        assert f"PASSED tests/ops/test_every_op.py::test_definition_and_twins[{name}-float32-cpu]" in done.stdout
-    for name in ("a_kernel_draws_what_the_definition_draws[0-cpu]", "broken_rows_give_a_token_of_the_vocabulary[cpu]"):
-        assert f"PASSED tests/ops/test_sampling_kernels.py::test_{name}" in done.stdout
-    for name in ("with_shared_sums[cpu-8]", "do_not_know_their_neighbours[cpu]"):
-        assert f"PASSED tests/ops/test_few_rows.py::test_few_rows_{name}" in done.stdout
+    for name in MUST_PASS[file]:
+        assert f"PASSED tests/ops/{file}::test_{name}" in done.stdout
