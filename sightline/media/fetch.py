@@ -24,7 +24,7 @@ from sightline.media.limits import ByteAllowance
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_ADDRESSES = 4  # tried one after another
-_PATIENCE_S = 3.0  # with each but the last
+_PATIENCE_S = 3.0  # with each but the last: the rest of the time is for the others
 # Some hosts refuse clients that do not name themselves. Pictures do not shrink under gzip, and unpacking needs a limit too.
 _HEADERS = {"User-Agent": "sightline", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
 
@@ -179,9 +179,7 @@ class PinnedBackend(httpcore.AsyncNetworkBackend):
         assert host == self._host, "the host that is asked for is the one that was checked"
         for address in self._addresses[:-1]:
             try:
-                return await self._network.connect_tcp(
-                    str(address), port, timeout=3.0
-                )  # the rest of the time is for the others
+                return await self._network.connect_tcp(str(address), port, timeout=_PATIENCE_S)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 continue
         return await self._network.connect_tcp(str(self._addresses[-1]), port)
