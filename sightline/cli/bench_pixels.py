@@ -70,17 +70,16 @@ def run(arguments: argparse.Namespace) -> None:
                 raise ConfigError(f"--decoder is {arguments.decoder!r}, but no library can decode JPEGs on {device.type} here.")
             decoders = [chosen]
         costs = _costs(bench, sizes, arguments.images, arguments.quality, decoders)
+        if arguments.summary is not None:  # before the errors, which take longer
+            add_to_summary(arguments.summary, figures(costs, bench.settings), command(), device_name(device))
         kinds = _kinds(*next(iter(sizes.values())), arguments.quality, photos)
         on_gpu = [decoder for decoder in decoders if decoder != "cpu"]
         errors = _errors(bench, kinds, on_gpu) if on_gpu else []
         rows = _rows(bench, config, kinds, on_gpu) if config.model.model and on_gpu else []
     finally:
         bench.close()
-    about = device_name(device)
     if arguments.json is not None:
-        keep(arguments.json, as_json(bench, costs, errors, rows, command(), about))
-    if arguments.summary is not None:
-        add_to_summary(arguments.summary, figures(costs, bench.settings), command(), about)
+        keep(arguments.json, as_json(bench, costs, errors, rows, command(), device_name(device)))
 
 
 def _costs(

@@ -123,6 +123,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     memory: Memory
     load_seconds: float
     quantization: str = ""  # what is in 8-bit floats, in words
+    jpeg_decoder: str = ""  # the library that decodes JPEGs on the GPU; empty: Pillow does, on the CPU
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -229,6 +229,7 @@ def ready_report(engine: Engine, seconds: float) -> Ready:
         ),
         load_seconds=seconds,
         quantization=str(summarise(engine.model)),
+        jpeg_decoder=engine.runner.gpu_decoder.name if engine.runner.gpu_decoder is not None else "",
     )
 
 

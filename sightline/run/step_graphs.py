@@ -6,8 +6,8 @@ A graph is recorded for a bucket of sizes, and all that varies lies in buffers t
     mixed        up to 16, 32, … 512 tokens of up to 8 or 64 sequences, image rows among them
 
 What a bucket has beyond the batch computes something that nobody reads: its tokens belong to no sequence (or to one without
-context), and their keys and values go to the scratch page. All graphs share one pool of memory and one place for their logits,
-which a replay overwrites: they are read before the next one runs, because everything runs in the order of one stream.
+context), and their keys and values go to the scratch page. All graphs share one pool of memory; each has its place for logits,
+which its next replay overwrites: they are read before, because everything runs in the order of one stream.
 """
 
 import itertools

@@ -60,6 +60,8 @@ class StartupLog:
             f"The model is ready on {report.device} after {report.load_seconds:.1f} s; "
             f"prompt and answer may have {report.max_model_len:,} tokens."
         )
+        if report.jpeg_decoder:
+            self.say(f"JPEGs are decoded on the GPU by {report.jpeg_decoder}.")
 
 
 def _size(count: int) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -53,7 +53,8 @@ class NvImageCodec:
                 options=f":fancy_upsampling=1 {options}".strip(),
             )
 
-        self._decoders: dict[str, Any] = {kind: decoder(kind) for kind in (("CPU_ONLY",) if on_cpu else kinds)}
+        with _quiet():
+            self._decoders: dict[str, Any] = {kind: decoder(kind) for kind in (("CPU_ONLY",) if on_cpu else kinds)}
         if "HW_GPU_ONLY" in self._decoders and len(self._decoders) > 1 and not self._has_engines():
             self._decoders.pop("HW_GPU_ONLY").__exit__(None, None, None)
         self.name = f"nvimgcodec {codec.__version__} {'+'.join(self._decoders)}"
@@ -107,9 +108,23 @@ def _import_nvimgcodec() -> Any:
     # The library writes a line for each file it cannot decode; those are told of by us. It reads this when it is loaded.
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     try:
-        return importlib.import_module("nvidia.nvimgcodec")
+        with _quiet():
+            return importlib.import_module("nvidia.nvimgcodec")
     except Exception as error:
         raise ConfigError(f"nvidia-nvimgcodec cannot be loaded: {error}.") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The library complains on standard error about decoders of other formats that are not installed and not needed here."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class TorchvisionJpeg:
