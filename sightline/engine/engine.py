@@ -264,11 +264,15 @@ class Engine:
         """Runs the step's encodes. Sequences that need an item which cannot be decoded fail and leave the step."""
         if not step.encodes:
             return [], step
-        step = replace(step, encodes=tuple(self._with_bytes(encode) for encode in step.encodes))
+        step = replace(step, encodes=tuple(self._with_bytes(encode) for encode in _in_order(step.encodes)))
         result = self._run_encodes([encode for encode in step.encodes if not encode.aside], aside=False)
         beside = self._run_encodes([encode for encode in step.encodes if encode.aside], aside=True)
-        self._encoded_aside |= {encode.entry.key: beside for encode in step.encodes if encode.aside}
         result.failures.update(beside.failures)
+        for encode in step.encodes:
+            if encode.aside and encode.entry.key not in result.failures:
+                self._encoded_aside[encode.entry.key] = beside
+            elif not encode.from_host:  # it was encoded once before, and is gone unused
+                self._encoded_aside.pop(encode.entry.key, None)
         self._note_encode(step, result)
         if not result.failures:
             return [], step
@@ -459,6 +463,14 @@ class Engine:
     def close(self) -> None:
         self._forming.close()
         self.runner.close()
+
+
+def _in_order(encodes: Seq[Encode]) -> list[Encode]:
+    """As they are run: those aside come last. The first saves all rows that leave the arena, for what one of the step's
+    reservations makes free may be in another's place."""
+    offloads = tuple(offload for encode in encodes for offload in encode.offloads)
+    ordered = sorted(encodes, key=lambda encode: encode.aside)
+    return [replace(encode, offloads=() if place else offloads) for place, encode in enumerate(ordered)]
 
 
 def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled) -> dict[int, TokenLogprob]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.harness import driver, plain_answer, request_of, small_picture
+from engine.harness import Driver, driver, plain_answer, request_of, sized_driver, small_picture
 
 
 @pytest.fixture
@@ -65,3 +65,72 @@ def test_a_broken_image_aside_fails_its_request_alone(folder: Path, monkeypatch:
     assert run.tokens(first) == plain_answer(folder, talker, 30) and run.tokens(numbers[0]) == plain_answer(folder, fine, 4)
     assert "torn" in str(run.errors[numbers[1]]) and not run.engine.schedule.encoding
     run.engine.check_integrity()
+
+
+def talking(run: Driver, folder: Path) -> int:
+    """Somebody in the midst of a long answer."""
+    number = run.add(request_of(folder, "Go on and on."), tokens=60)
+    for _ in range(4):
+        run.step()
+    return number
+
+
+def test_rows_are_saved_before_anything_takes_their_place(folder: Path) -> None:
+    """An image encoded aside sends a large one to the host tier, and part of its place goes to rows that come back from there
+    in the same step. Red when these are written before the large one is saved."""
+    run = sized_driver(folder, 1000, 32, encode_aside=True, embedding_host_cache_gb=0.01, enable_prefix_caching=False)
+    small, large, other, new = small_picture(41), small_picture(42, 192, 128), small_picture(43), small_picture(44)
+    requests = {name: request_of(folder, f"{name}: ", image) for name, image in (("W", small), ("Z", large), ("V", other))}
+    assert [request.items[0].rows for request in requests.values()] == [6, 24, 6]  # 2, 6 and 2 blocks; 8 there are
+    for request in requests.values():
+        run.add(request)
+        run.run()
+    cache = run.engine.schedule.embeddings
+    talking(run, folder)
+    both = request_of(folder, "New: ", new), requests["W"]
+    numbers = [run.add(request) for request in both]
+    run.step()
+    assert len(run.engine.schedule.encoding) == 1 and run.engine.runner.counts.restored == 1 and cache.evictions == 2
+    run.run()
+    last = run.add(requests["Z"])
+    run.run()
+    assert run.engine.runner.counts.restored == 2
+    assert [run.tokens(number) for number in (*numbers, last)] == [
+        plain_answer(folder, request) for request in (*both, requests["Z"])
+    ]
+    assert run.engine.runner.arena.host_bytes == cache.host_bytes_used
+
+
+def test_what_was_encoded_aside_in_vain_is_told_to_nobody(folder: Path) -> None:
+    """Its request is gone and so are its rows when another asks for the same image. Red when that one is told of two encodes."""
+    run = sized_driver(folder, 1000, 8, encode_aside=True)
+    talking(run, folder)
+    picture = request_of(folder, "Look: ", small_picture(45))
+    run.engine.abort(run.add(picture))
+    gone = run.add(picture)
+    run.step()
+    assert run.engine.runner.counts.encoded == 1 and run.engine.abort(gone)
+    run.run()
+    between = run.add(request_of(folder, small_picture(46)))  # takes its place
+    run.run()
+    again = run.add(picture)
+    run.run()
+    assert run.engine.runner.counts.encoded == 3
+    assert run.completions[between, 0].encoded_items == run.completions[again, 0].encoded_items == 1
+    assert not run.engine._encoded_aside
+
+
+def test_a_failure_aside_leaves_nothing_to_tell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory fails who waits for the image, not who decodes; the next try is one encode."""
+    run = driver(folder, encode_aside=True)
+    first = talking(run, folder)
+    picture = request_of(folder, "Look: ", small_picture(47))
+    with monkeypatch.context() as patch:
+        patch.setattr(run.engine.runner, "encode_patches", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        failed = run.add(picture)
+        run.step()
+    assert "no memory" in str(run.errors[failed]) and not run.engine.schedule.encoding and not run.engine._encoded_aside
+    again = run.add(picture)
+    run.run()
+    assert run.tokens(again) == plain_answer(folder, picture) and run.completions[again, 0].encoded_items == 1
+    assert run.tokens(first) == plain_answer(folder, request_of(folder, "Go on and on."), 60)
