@@ -9,8 +9,11 @@ Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  #
 
 
 def capture_cuda_graphs(device: torch.device) -> Capture:
-    """Records into a pool that all graphs share. What is compiled at first use is compiled before, on one stream of its own:
-    torch and cuBLAS keep memory for each stream that was ever used."""
+    """Records into a pool that all graphs of this capture share. What is compiled at first use is compiled before.
+
+    Both happen on one stream of its own: torch and cuBLAS keep memory for each stream that was ever used, and graphs remember
+    where cuBLAS had its own. So graphs of two captures may run at the same time, those of one in turn.
+    """
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
@@ -20,7 +23,7 @@ def capture_cuda_graphs(device: torch.device) -> Capture:
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Threads that decode images may allocate meanwhile: that is no fault of the recording.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             out = run()
         return graph.replay, out
 

@@ -102,7 +102,7 @@ def test_rows_are_saved_before_anything_takes_their_place(folder: Path) -> None:
 
 
 def test_what_was_encoded_aside_in_vain_is_told_to_nobody(folder: Path) -> None:
-    """Its request is gone and so are its rows when another asks for the same image. Red when that one is told of two encodes."""
+    """Its request and its rows are gone when another asks for the same image. Red when that one is told of two encodes."""
     run = sized_driver(folder, 1000, 8, encode_aside=True)
     talking(run, folder)
     picture = request_of(folder, "Look: ", small_picture(45))
