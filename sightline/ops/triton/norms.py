@@ -11,6 +11,7 @@ import triton.language as tl
 
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.triton.early_start import early_start, wait_for_inputs
 
 _MOST = 16384  # numbers of a row that a program can hold
 
@@ -48,6 +49,7 @@ def _write(out, wide, scale, gain, offset, column, inside, CENTRE: tl.constexpr)
 def _norm(
     x, residual, rows, index, shift, weight, bias, out, total, x_stride, rows_stride, eps, size: tl.constexpr,
     ADD: tl.constexpr, ROWS: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """CENTRE: layer norm (mean taken off, bias added); else RMS norm. ADD, ROWS: of a sum, which goes to `total`.
 
@@ -59,14 +61,15 @@ def _norm(
     total += token * size
     out += token * size
     takes = token >= 0  # a truth until ROWS tells another
-    if ROWS:
-        row = tl.load(index + token)
-        takes = row >= 0
-        rows += row * rows_stride
     column = tl.arange(0, MAIN)
     inside = column < size
     gain = tl.load(weight + column, mask=inside, other=0.0)
     offset = tl.load(bias + column, mask=inside, other=0.0) if CENTRE else gain
+    wait_for_inputs(EARLY)
+    if ROWS:
+        row = tl.load(index + token)
+        takes = row >= 0
+        rows += row * rows_stride
     main = _read(x, residual, rows, shift, total, takes, column, inside, ADD, ROWS, SHIFT)
     if REST > 0:
         column_rest = MAIN + tl.arange(0, REST)
@@ -120,6 +123,7 @@ def _launch(
         weight if shift is None else shift, weight, weight if bias is None else bias, out, total,
         x.stride(-2) if x.ndim > 1 else size, 0 if rows is None else rows.stride(0), eps, size,
         residual is not None, rows is not None, shift is not None, bias is not None, main, rest, num_warps=_warps(size),
+        **early_start(x.numel() // size, x.device),
     )  # fmt: skip
     return out, total
 

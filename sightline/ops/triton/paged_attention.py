@@ -14,6 +14,7 @@ import triton.language as tl
 
 from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.triton.early_start import early_start, wait_for_inputs
 
 MIXED = "triton decode and definition"
 KEYS = 64  # that a program takes at once; this and the following as measured on an H200
@@ -28,8 +29,9 @@ _MOST_PARTS = 64
 def _decode_part(
     q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, out, scale, max_pages,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -77,7 +79,9 @@ def _decode_part(
 @triton.jit
 def _join(
     maxima, sums, partial, query_starts, out, heads: tl.constexpr, head_dim: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(query_starts + sequence)
@@ -165,6 +169,7 @@ def _decode(
     sequences = context_lengths.shape[0]
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     parts = _parts(sequences * kv_heads, longest)
+    early = early_start(sequences, q.device)
     warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
     split = sequences if parts > 1 else 0
     maxima = torch.empty(split, heads, parts, dtype=torch.float32, device=q.device)
@@ -172,10 +177,10 @@ def _decode(
     _decode_part[(sequences, kv_heads, parts)](
         q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, out, head_dim**-0.5,
         page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, KEYS,
-        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
+        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages, **early,
     )  # fmt: skip
     if parts > 1:
-        _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts)
+        _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, **early)
 
 
 def _parts(programs: int, context: int) -> int:

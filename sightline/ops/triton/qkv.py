@@ -13,6 +13,7 @@ import triton.language as tl
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable
 from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.triton.early_start import early_start, wait_for_inputs
 
 WHOLE_HEADS, WHOLE_WARPS = 16, 2  # of a program; measured
 _HEADS = 8
@@ -80,6 +81,7 @@ def _rotate_and_store(
 def _rotate_halves(
     qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
     heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, NORMS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Heads that are rotated whole, in pairs (i, i + half): each number is read once."""
     head_dim: tl.constexpr = 2 * half
@@ -88,6 +90,7 @@ def _rotate_halves(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     place = tl.arange(0, half)
     inside = (head < every)[:, None]
+    wait_for_inputs(EARLY)
     source = qkv + (token * every + head)[:, None] * head_dim + place[None, :]
     low = tl.load(source, mask=inside, other=0.0)
     high = tl.load(source + half, mask=inside, other=0.0)
@@ -147,6 +150,7 @@ def rotate_and_store_triton(
         _rotate_halves[(tokens, triton.cdiv(all_heads, WHOLE_HEADS))](
             qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, out,
             k_cache, v_cache, slots, tokens, heads, kv_heads, half, norms, WHOLE_HEADS, num_warps=WHOLE_WARPS,
+            **early_start(tokens, qkv.device),
         )  # fmt: skip
         return out
     grid = (tokens, triton.cdiv(all_heads, _HEADS))
