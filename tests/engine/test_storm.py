@@ -134,9 +134,9 @@ class Storm:
             encode_aside=True,
         )
         engine, runner, limits = self.run.engine, self.run.engine.runner, self.run.engine.schedule.limits
-        for cache in runner.caches:
-            cache.keys.fill_(float("nan"))
-            cache.values.fill_(float("nan"))
+        for layer in runner.caches:
+            layer.keys.fill_(float("nan"))
+            layer.values.fill_(float("nan"))
         runner.step_graphs = StepGraphs(
             engine.model,
             runner.caches,
