@@ -7,39 +7,30 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.keys import root_key
-from sightline.cache.pages import PageCache
 from sightline.config import EngineConfig, MediaConfig
-from sightline.engine.activation_peak import graph_sizes
 from sightline.engine.answers import Answer, FinishReason
 from sightline.engine.forming import Forming
-from sightline.engine.memory import BLOCK_ROWS, plan_memory
+from sightline.engine.launched import Launched
 from sightline.engine.out_of_memory import recover
-from sightline.errors import ConfigError, PromptError, UserError
+from sightline.engine.parts import make_parts
+from sightline.engine.stage_times import DeviceTime, StageTimes
+from sightline.errors import PromptError, UserError
 from sightline.grammar.compile import Grammar
-from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
-from sightline.ops.capture import capture_cuda_graphs
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.run.device_timer import DeviceTimer
-from sightline.run.kv_cache import allocate_pages
-from sightline.run.readout import Readout
-from sightline.run.runner import Encoded, Runner, choose_decode_threads
-from sightline.run.sampler import Sampled, SamplingRow, make_generator
+from sightline.run.runner import Encoded
+from sightline.run.sampler import SamplingRow, make_generator
 from sightline.run.sampling_params import ResolvedSampling
-from sightline.run.step_graphs import StepGraphs, step_graphs_are_possible
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import abandon_encode, admit, advance, finish, finish_encodes, take_tokens
-from sightline.schedule.state import Chunk, Encode, Limits, Schedule, Sequence, Status, Step
+from sightline.schedule.state import Chunk, Encode, Sequence, Status, Step
 from sightline.schedule.upcoming import upcoming_items
 from sightline.spec import ProcessorSpec
 from sightline.stream.detokenise import IncrementalText
 from sightline.timing import StageClock
 from sightline.types import Completion, MediaItem, Request, TokenLogprob
-from sightline.vision.arena import EmbeddingArena
-from sightline.vision.gpu_decode import choose_gpu_decoder
-from sightline.vision.graphs import TowerGraphs, graphs_are_possible
 
 
 @dataclass(frozen=True)
@@ -59,28 +50,6 @@ class Update:
         return self.completion is not None or self.error is not None
 
 
-MOST_UNUSED = 4096  # items encoded aside whose times are kept for who will use them
-
-
-@dataclass(frozen=True)
-class Launched:
-    """A step that the device works on; what it samples has not been read."""
-
-    step: Step
-    readout: Readout
-    answers: list[Answer]  # of the chunks that sample, in order
-    times: list[tuple[DeviceTimer, list[StageClock], str]]  # known when it is done
-
-    @property
-    def ready(self) -> bool:
-        return self.readout.ready
-
-    @property
-    def may_stay(self) -> bool:
-        """Whether the next step can be launched before these tokens are known to the host."""
-        return not any(answer.row.needs_known_tokens for answer in self.answers)
-
-
 class Engine:
     def __init__(
         self,
@@ -96,53 +65,16 @@ class Engine:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.max_model_len, self.default_seed = max_model_len, default_seed
         self.weights_epoch = 0  # raise it when weights change: nothing computed with the old ones is found again
-        tower_recorded = _graphs_on("tower_graphs", config.tower_graphs, graphs_are_possible(model.vision))
-        steps_recorded = _graphs_on("step_graphs", config.step_graphs, step_graphs_are_possible(model, config.page_size))
-        graphs = graph_sizes(config, tower_recorded, steps_recorded)
-        self.memory = plan_memory(config, model, processor, max_model_len, max_image_pixels, graphs)
-        memory = self.memory
-        self.schedule = Schedule(
-            limits=Limits(
-                max_sequences=config.max_num_seqs,
-                max_tokens=config.max_num_batched_tokens,
-                max_patches=config.max_patches_per_step,
-                lookahead_patches=config.lookahead_patches,
-                starvation_steps=config.starvation_steps,
-                encode_aside=weight.is_cuda if config.encode_aside is None else config.encode_aside,
-            ),
-            pages=PageCache(memory.pages, config.page_size),
-            embeddings=EmbeddingCache(memory.blocks, BLOCK_ROWS, memory.row_bytes, memory.host_bytes),
-        )
-        threads = choose_decode_threads(config.decode_threads)
-        caches = allocate_pages(model.spec.text, memory.pages, config.page_size, weight.device, weight.dtype)
-        arena = EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, weight.device, weight.dtype)
-        self.runner = Runner(
-            model,
-            processor,
-            caches,
-            arena,
-            self.schedule.embeddings,
-            threads,
-            compact_patches=config.compact_patches,
-            tower_graphs=TowerGraphs(model.vision, capture_cuda_graphs(weight.device)) if tower_recorded else None,
-            step_graphs=self._step_graphs(caches, arena) if steps_recorded else None,
-            gpu_decoder=choose_gpu_decoder(config.image_decoder, weight.device, threads),
-            most_patches=config.max_patches_per_step,
-        )
+        self.memory, self.schedule, self.runner = make_parts(model, processor, config, max_model_len, max_image_pixels)
         self._answers: dict[int, Answer] = {}  # by sequence id
         self._requests: dict[int, list[Answer]] = {}  # by request id
         self._forming = Forming(tokenizer)  # requests that are not in the schedule yet
         self._numbers = itertools.count()
         self._line: tuple[int, ...] = ()  # who ran and waited when upcoming images were last looked for
-        self._times: list[tuple[DeviceTimer, list[StageClock], str]] = []  # of steps that sampled nothing, and of the next one
+        self._times = StageTimes()
         self._launched: Launched | None = None
         self._idle = False  # the last step computed nothing
-        self._encoded_aside: dict[bytes, Encoded] = {}  # not used yet, by key
         self._overlap = weight.is_cuda if config.overlap is None else config.overlap
-
-    def _step_graphs(self, caches: list[LayerCache], arena: EmbeddingArena) -> StepGraphs:
-        limits, capture = self.schedule.limits, capture_cuda_graphs(arena.rows.device)
-        return StepGraphs(self.model, caches, arena.rows, capture, limits.max_sequences, limits.max_tokens, self.max_model_len)
 
     @property
     def has_work(self) -> bool:
@@ -236,7 +168,7 @@ class Engine:
         self._note_starts(step.chunks)
         failed, step = self._encode(step)
         updates += failed
-        self._note_encoded_aside(step.chunks)
+        self._times.tell_users(step.chunks, self._answers)
         self._decode_ahead(step)
         if self._launched is not None and self._launched.ready:  # answers go out before the next launch, which takes its time
             updates += self._take_launched()
@@ -267,13 +199,9 @@ class Engine:
         step = replace(step, encodes=tuple(self._with_bytes(encode) for encode in _in_order(step.encodes)))
         result = self._run_encodes([encode for encode in step.encodes if not encode.aside], aside=False)
         beside = self._run_encodes([encode for encode in step.encodes if encode.aside], aside=True)
+        self._times.note_aside(step, beside)
+        self._times.note_encode(step, result, self._answers)
         result.failures.update(beside.failures)
-        for encode in step.encodes:
-            if encode.aside and encode.entry.key not in result.failures:
-                self._encoded_aside[encode.entry.key] = beside
-            elif not encode.from_host:  # it was encoded once before, and is gone unused
-                self._encoded_aside.pop(encode.entry.key, None)
-        self._note_encode(step, result)
         if not result.failures:
             return [], step
         updates: list[Update] = []
@@ -314,44 +242,7 @@ class Engine:
                     return replace(encode, item=item)
         return encode
 
-    def _note_encode(self, step: Step, result: Encoded) -> None:
-        """Tells the clocks of all who needed these items. The tower's time is known only after the device is done."""
-        keys = {encode.entry.key for encode in step.encodes if not encode.from_host}
-        clocks = []
-        for chunk in step.chunks:
-            fresh = {entry.key for entry in chunk.sequence.pinned.values()} & keys
-            if fresh:
-                answer = self._answers[chunk.sequence.id]
-                answer.encoded_items += len(fresh)
-                clocks.append(answer.clock)
-        for clock in clocks:
-            for stage, seconds in result.clock.seconds.items():
-                clock.add(stage, seconds)
-        if result.tower is not None and clocks:
-            self._times.append((result.tower, clocks, "encode"))
-
-    def _note_encoded_aside(self, chunks: Seq[Chunk]) -> None:
-        """Items that were encoded aside are told to the first who uses them."""
-        if not self._encoded_aside:
-            return
-        for chunk in chunks:
-            told: list[Encoded] = []
-            answer = self._answers[chunk.sequence.id]
-            for entry in chunk.sequence.pinned.values():
-                result = self._encoded_aside.pop(entry.key, None)
-                if result is None:
-                    continue
-                answer.encoded_items += 1
-                if not any(result is other for other in told):
-                    told.append(result)
-                    for stage, seconds in result.clock.seconds.items():
-                        answer.clock.add(stage, seconds)
-                    if result.tower is not None:
-                        answer.clock.add("encode", result.tower.seconds)
-        while len(self._encoded_aside) > MOST_UNUSED:  # whose requests are gone
-            del self._encoded_aside[next(iter(self._encoded_aside))]
-
-    def _launch(self, step: Step) -> "Launched | None":
+    def _launch(self, step: Step) -> Launched | None:
         """Computes the step's chunks; None if it samples nothing that would have to be read."""
         if not step.chunks:
             return None
@@ -364,11 +255,9 @@ class Engine:
         filling = [self._answers[sequence.id].clock for sequence in empty]
         with DeviceTimer(self.runner.device) as timer:
             readout = self.runner.compute(step.chunks, [answer.row for answer in sampling])
-        self._times += [(timer, filling, "prefill")] if filling else []
-        if readout is None:
-            return None
-        times, self._times = self._times, []
-        return Launched(step, readout, sampling, times)
+        if filling:
+            self._times.pending.append(DeviceTime(timer, filling, "prefill"))
+        return None if readout is None else Launched(step, readout, sampling, self._times.take())
 
     def _take_launched(self) -> list[Update]:
         """Reads what the launched step sampled, the one wait for the device, and says what became of it."""
@@ -376,17 +265,12 @@ class Engine:
         if launched is None:
             return []
         try:
-            sampled = launched.readout.read()
+            tokens, logprobs = launched.read()
         except Exception as error:
             alive = [chunk.sequence for chunk in launched.step.chunks if chunk.sequence.id in self._answers]
             return self._fail(alive, recover(error))
-        for timer, clocks, stage in launched.times:
-            for clock in clocks:
-                clock.add(stage, timer.seconds)
-        ids = sampled.token_ids.tolist()
-        tokens = {answer.sequence.id: token for answer, token in zip(launched.answers, ids, strict=True)}
         take_tokens(self.schedule, launched.step, tokens)
-        return self._take_tokens(launched.step.chunks, tokens, _read_logprobs(launched.answers, ids, sampled))
+        return self._take_tokens(launched.step.chunks, tokens, logprobs)
 
     def _take_tokens(self, chunks: Seq[Chunk], tokens: dict[int, int], logprobs: dict[int, TokenLogprob]) -> list[Update]:
         updates: list[Update] = []
@@ -471,24 +355,3 @@ def _in_order(encodes: Seq[Encode]) -> list[Encode]:
     offloads = tuple(offload for encode in encodes for offload in encode.offloads)
     ordered = sorted(encodes, key=lambda encode: encode.aside)
     return [replace(encode, offloads=() if place else offloads) for place, encode in enumerate(ordered)]
-
-
-def _read_logprobs(answers: Seq[Answer], ids: Seq[int], sampled: Sampled) -> dict[int, TokenLogprob]:
-    wanted = [number for number, answer in enumerate(answers) if answer.row.sampling.logprobs]
-    if not wanted or sampled.logprobs is None:
-        return {}
-    chosen = sampled.logprobs.tolist()
-    top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else [[]] * len(ids)
-    top = sampled.top_logprobs.tolist() if sampled.top_logprobs is not None else [[]] * len(ids)
-    found = {}
-    for number in wanted:
-        count = answers[number].row.sampling.top_logprobs
-        best = tuple(zip(top_ids[number][:count], top[number][:count], strict=True))
-        found[answers[number].sequence.id] = TokenLogprob(ids[number], chosen[number], best)
-    return found
-
-
-def _graphs_on(name: str, wanted: bool | None, possible: bool) -> bool:
-    if wanted and not possible:
-        raise ConfigError(f"{name} is on, but attention here is not flash-attn-4 on a GPU, which graphs need.")
-    return possible if wanted is None else wanted

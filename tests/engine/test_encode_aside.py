@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.harness import Driver, driver, plain_answer, request_of, sized_driver, small_picture
+from engine.later import encode_later
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_what_was_encoded_aside_in_vain_is_told_to_nobody(folder: Path) -> None:
     run.run()
     assert run.engine.runner.counts.encoded == 3
     assert run.completions[between, 0].encoded_items == run.completions[again, 0].encoded_items == 1
-    assert not run.engine._encoded_aside
+    assert not run.engine._times.aside
 
 
 def test_a_failure_aside_leaves_nothing_to_tell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +130,69 @@ def test_a_failure_aside_leaves_nothing_to_tell(folder: Path, monkeypatch: pytes
         patch.setattr(run.engine.runner, "encode_patches", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
         failed = run.add(picture)
         run.step()
-    assert "no memory" in str(run.errors[failed]) and not run.engine.schedule.encoding and not run.engine._encoded_aside
+    assert "no memory" in str(run.errors[failed]) and not run.engine.schedule.encoding and not run.engine._times.aside
     again = run.add(picture)
     run.run()
     assert run.tokens(again) == plain_answer(folder, picture) and run.completions[again, 0].encoded_items == 1
     assert run.tokens(first) == plain_answer(folder, request_of(folder, "Go on and on."), 60)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_encode_that_lasts_holds_up_its_own_request_alone(
+    folder: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done only when somebody waits for it. Red when that happens while others decode, or when nobody does and steps go
+    by for nothing; and when rows are read too soon."""
+    run = driver(folder, encode_aside=True, overlap=overlap)
+    encode_later(run.engine.runner, monkeypatch, lambda: 10**9)
+    first = talking(run, folder)
+    picture = request_of(folder, small_picture(48), "What is it?")
+    behind = request_of(folder, "Behind it, without a picture.")
+    numbers = [run.add(request) for request in (picture, behind)]
+    while (first, 0) not in run.completions:
+        assert len(run.engine.schedule.encoding) == 1 or run.steps < 5
+        run.step()
+    talked = run.steps
+    run.run()
+    assert run.steps <= talked + 12 and not run.engine.schedule.encoding
+    assert [run.tokens(number) for number in numbers] == [plain_answer(folder, request) for request in (picture, behind)]
+
+
+def test_what_lasts_is_waited_for_by_who_uses_the_tower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when embed() runs the tower while its buffers are in use, or forgets to say that the rows are there."""
+    run = driver(folder, encode_aside=True)
+    encode_later(run.engine.runner, monkeypatch, lambda: 10**9)
+    talking(run, folder)
+    picture = request_of(folder, "Look: ", small_picture(49))
+    number = run.add(picture)
+    run.step()
+    assert len(run.engine.schedule.encoding) == 1
+    (rows,) = run.engine.embed(picture.items)
+    assert not run.engine.schedule.encoding and rows.isfinite().all()
+    run.run()
+    assert run.tokens(number) == plain_answer(folder, picture)
+
+
+def test_times_of_what_is_never_used_are_not_kept_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sightline.engine.stage_times.MOST_UNUSED", 2)
+    run = driver(folder, encode_aside=True)
+    talking(run, folder)
+    for seed in range(50, 56):
+        gone = run.add(request_of(folder, small_picture(seed)))
+        run.step()
+        run.engine.abort(gone)
+    run.step()
+    assert run.engine.runner.counts.encoded == 6 and len(run.engine._times.aside) == 2
+
+
+def test_the_time_of_images_encoded_together_is_told_once(folder: Path) -> None:
+    """Two images of one request in one encode ahead of it. Red when its clock has the tower's run twice."""
+    run = driver(folder, encode_aside=True, max_num_seqs=1, lookahead_patches=1000)
+    talking(run, folder)
+    number = run.add(request_of(folder, small_picture(57), small_picture(58), "Both."), tokens=2)
+    run.step()
+    (beside,) = {id(result): result for result in run.engine._times.aside.values()}.values()
+    assert run.engine.runner.counts.encoded == 2 and beside.tower is not None
+    run.run()
+    completion = run.completions[number, 0]
+    assert completion.encoded_items == 2 and completion.timings["encode"] == pytest.approx(beside.tower.seconds)

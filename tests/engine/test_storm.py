@@ -10,24 +10,21 @@ Each answer is that of an engine that does one thing at a time, and in the end n
 """
 
 import random
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.harness import Driver, driver, plain_answer, request_of, sized_driver, small_picture
+from engine.later import encode_later
 from engine.test_lifecycle import assert_nothing_held, broken_image
 from ops.run_again import run_again
 from run.test_step_graphs import attention_by_device
-from sightline.cache.embeddings import EmbeddingEntry
 from sightline.errors import MediaError
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import Twin
 from sightline.run.readout import Readout
-from sightline.run.runner import Runner
 from sightline.run.step_graphs import StepGraphs
 from sightline.types import Completion, Request, StructuredOutput
 
@@ -84,34 +81,6 @@ def expected(folder: Path, number: int, way: int) -> list[Completion]:
     return [run.completions[request_id, index] for index in range(WAYS[way].get("n", 1))]
 
 
-class Later:
-    """Stands for the event behind an encode on another stream: some questions later the rows are there."""
-
-    def __init__(self, runner: Runner, entries: list[EmbeddingEntry], questions: int) -> None:
-        self._questions, self._arena = questions, runner.arena
-        self._slots = [runner.embeddings.row_slots(entry, 0, entry.rows) for entry in entries]
-        self._rows: list[torch.Tensor] | None = [self._arena.gather(slots).clone() for slots in self._slots]
-        for slots in self._slots:
-            self._arena.rows[slots] = float("nan")
-
-    def write(self) -> None:
-        """The device is done with it, whether somebody knows or not."""
-        if self._rows is not None:
-            for slots, rows in zip(self._slots, self._rows, strict=True):
-                self._arena.rows[slots] = rows
-            self._rows = None
-
-    def synchronize(self) -> None:
-        self._questions = 0
-        self.write()
-
-    def query(self) -> bool:
-        self._questions -= 1
-        if self._questions <= 0:
-            self.write()
-        return self._questions <= 0
-
-
 class Storm:
     """An engine in bad weather."""
 
@@ -146,17 +115,7 @@ class Storm:
             limits.max_tokens,
             engine.max_model_len,
         )
-        encode, compute, read = runner.encode, runner.compute, Readout.read
-
-        def encode_later(encodes: Any, aside: bool = False) -> Any:
-            if not aside:  # the device would wait for what is aside: both use the tower's buffers
-                for begun in runner._aside:
-                    begun.done.write()  # type: ignore[union-attr]
-                return runner._encode(encodes)
-            result = encode(encodes, aside)
-            good = [e.entry for e in encodes if e.entry.key not in result.failures]
-            runner._aside[-1] = replace(runner._aside[-1], done=Later(runner, good, chance.randrange(5)))
-            return result
+        compute, read = runner.compute, Readout.read
 
         def compute_or_fail(*arguments: Any) -> Any:
             when = chance.random()
@@ -174,7 +133,7 @@ class Storm:
 
         self.faults = chance.choice((0.0, 0.0, 0.01))
         monkeypatch.setattr(paged_attention, "twins", [Twin("by device", attention_by_device, lambda *_, **__: True, True)])
-        monkeypatch.setattr(runner, "encode", encode_later)
+        encode_later(runner, monkeypatch, lambda: chance.randrange(5))
         monkeypatch.setattr(runner, "compute", compute_or_fail)
         monkeypatch.setattr(Readout, "read", read_or_fail)
         monkeypatch.setattr(Readout, "ready", property(lambda _: chance.random() < 0.4))
