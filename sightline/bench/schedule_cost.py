@@ -23,7 +23,7 @@ from sightline.cache.keys import root_key
 from sightline.cache.pages import PageCache
 from sightline.run.batch import pack_batch
 from sightline.schedule.plan import plan_step
-from sightline.schedule.progress import admit, complete_step, finish
+from sightline.schedule.progress import admit, advance, finish, take_tokens
 from sightline.schedule.state import Limits, Schedule, Sequence
 from sightline.types import ImageHeader, MediaItem, MediaRef, MediaSpan, Request
 
@@ -111,7 +111,8 @@ def _run_step(schedule: Schedule, timings: Timings, batches: bool) -> None:
         pack_batch(step.chunks, schedule.embeddings).on(torch.device("cpu"), torch.empty(0))
     sampled = {chunk.sequence.id: 7 for chunk in step.chunks if chunk.samples}
     packed = time.perf_counter()
-    complete_step(schedule, step, sampled)
+    advance(schedule, step)
+    take_tokens(schedule, step, sampled)
     done = time.perf_counter()
     timings.plan.append(1e6 * (planned - start))
     timings.batch.append(1e6 * (packed - planned))

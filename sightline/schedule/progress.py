@@ -70,12 +70,6 @@ def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> N
             _share_full_pages(schedule, sequence)
 
 
-def complete_step(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:
-    """Both at once, for who waits for each step before the next."""
-    advance(schedule, step)
-    take_tokens(schedule, step, sampled)
-
-
 def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
     """Own pages of known tokens that are full and computed join the prefix tree; where another sequence was faster, its page
     is used."""
