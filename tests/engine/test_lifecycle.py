@@ -10,6 +10,7 @@ import torch
 from engine.harness import Driver, driver, loaded, plain_answer, request_of, sized_driver, small_picture
 from oracle import oracle
 from sightline.errors import MediaError, PromptError
+from sightline.timing import StageClock
 from sightline.types import Request
 
 
@@ -23,6 +24,8 @@ def assert_nothing_held(run: Driver) -> None:
     assert not schedule.has_work
     assert schedule.pages.private_pages == 0 and schedule.pages.total_locks == 0 and schedule.embeddings.total_pins == 0
     assert schedule.pages.available_pages == schedule.pages.usable_pages
+    rows = schedule.embeddings
+    assert rows.free_blocks + rows.evictable_blocks == rows.blocks, "an entry that nobody encodes is left behind"
     run.engine.check_integrity()
 
 
@@ -128,6 +131,7 @@ def test_stop_tokens_strings_and_min_tokens(folder: Path) -> None:
     first = free.index(stop_token)
     by_token = run.add(request, tokens=40, end_tokens=frozenset({stop_token}))
     later = run.add(request, tokens=40, end_tokens=frozenset({stop_token}), min_tokens=first + 2)
+    just = run.add(request, tokens=40, end_tokens=frozenset({stop_token}), min_tokens=first)
     text = tokenizer.decode(free)
     stop = next(c for c in text[2:] if c.isascii() and c.isprintable())
     by_text = run.add(request, tokens=40, stop=(stop,))
@@ -136,6 +140,7 @@ def test_stop_tokens_strings_and_min_tokens(folder: Path) -> None:
     ended = {n: run.completions[n, 0] for n in (by_token, later, by_text, by_length)}
     assert list(ended[by_token].token_ids) == free[: first + 1] and ended[by_token].finish_reason == "stop"
     assert ended[by_token].text == tokenizer.decode(free[:first])
+    assert run.tokens(just) == free[: first + 1], "the end token comes when so many others have come"
     assert len(ended[later].token_ids) > first + 1 and stop_token not in ended[later].token_ids[: first + 1]
     assert ended[by_text].text == text[: text.index(stop)] and ended[by_text].finish_reason == "stop"
     assert len(ended[by_length].token_ids) == 3 and ended[by_length].finish_reason == "length"
@@ -217,3 +222,26 @@ def test_a_request_is_not_changed(folder: Path) -> None:
     after = dataclasses.asdict(request)
     assert before.keys() == after.keys() and isinstance(request, Request)
     assert all(str(before[name]) == str(after[name]) for name in before)
+
+
+def test_the_prompt_alone_counts_as_prefill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks of a prompt, then tokens. Red when the step after the prompt counts too because its token is not read yet."""
+    told: list[str] = []
+    add = StageClock.add
+    monkeypatch.setattr(StageClock, "add", lambda *arguments: (told.append(arguments[1]), add(*arguments))[1])
+    request = request_of(folder, "Eighteen tokens or so.")
+    run = driver(folder, max_num_batched_tokens=len(request) - 3)
+    told.clear()
+    run.add(request)
+    run.run()
+    assert told == ["prefill", "prefill"]
+
+
+def test_with_overlap_tokens_are_told_a_step_late(folder: Path, overlap: bool) -> None:
+    """Red when overlap is given up where nothing forbids it, or kept where the next token depends on what the host knows."""
+    for options, late in (({}, True), ({"repetition_penalty": 1.2}, False), ({"frequency_penalty": 0.1}, False)):
+        run = driver(folder)
+        run.add(request_of(folder, "Soon."), tokens=3, **options)
+        told = [len(run.step()) for _ in range(4)]
+        assert told == ([0, 1, 1, 1] if overlap and late else [1, 1, 1, 0])
+        assert not run.engine.has_work
