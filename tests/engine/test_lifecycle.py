@@ -245,3 +245,16 @@ def test_with_overlap_tokens_are_told_a_step_late(folder: Path, overlap: bool) -
         told = [len(run.step()) for _ in range(4)]
         assert told == ([0, 1, 1, 1] if overlap and late else [1, 1, 1, 0])
         assert not run.engine.has_work
+
+
+@pytest.mark.parametrize("tokens", range(1, 7))
+def test_all_that_is_computed_is_shared_and_nothing_is_computed_in_vain(folder: Path, tokens: int) -> None:
+    """The last token of an answer is never computed, all before it are, once, and full pages of them stay. Red when a token
+    after the last is computed because the last was in flight, or when a page that fills up late is not kept."""
+    request = request_of(folder, "Pages of four.")
+    run = driver(folder, page_size=4)
+    run.add(request, tokens=tokens)
+    run.run()
+    computed = len(request) + tokens - 1
+    assert run.engine.runner.counts.tokens == computed
+    assert run.engine.schedule.pages.tree_pages == computed // 4
