@@ -14,7 +14,7 @@ from sightline.bench.stage_floors import Rates
 from sightline.bench.stages import StageBench, make_shapes
 from sightline.cli.main import main
 from sightline.config import Config, ModelConfig
-from sightline.engine import engine
+from sightline.engine import parts
 from sightline.media.jpeg_frame import read_frame
 from sightline.vision.gpu_decode import GpuDecoder
 from sightline.vision.jpeg_library import JpegLibrary, NvImageCodec
@@ -118,7 +118,7 @@ def test_stages_use_the_decoder_of_the_engine(
             calls.append(len(files))
             return super().decode(files, into)
 
-    monkeypatch.setattr(engine, "choose_gpu_decoder", lambda *_: GpuDecoder(Counting(CPU, 2), CPU))
+    monkeypatch.setattr(parts, "choose_gpu_decoder", lambda *_: GpuDecoder(Counting(CPU, 2), CPU))
     shapes = make_shapes(["64x96", "128"], [3], mixed=True)
     bench = StageBench(Config(model=ModelConfig(model=str(tiny_checkpoints["qwen3-vl"]), device="cpu")), shapes, 1, Rates())
     try:

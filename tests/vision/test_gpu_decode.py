@@ -16,7 +16,7 @@ from media.pictures import encoded, picture
 from sightline import LLM, SamplingParams
 from sightline.bench.load.images import photo
 from sightline.config import MediaConfig
-from sightline.engine import engine as engine_module
+from sightline.engine import parts as engine_parts
 from sightline.errors import ConfigError, MediaError
 from sightline.media.decode import decode_image
 from sightline.media.item import make_image_item, make_video_item
@@ -302,7 +302,7 @@ def test_an_engine_with_such_a_decoder(library: Counting, tiny_checkpoints, monk
         plain_key = llm.engine._embedding_key(some)
     closed = []
     library.close = lambda: closed.append(True)  # type: ignore[method-assign]
-    monkeypatch.setattr(engine_module, "choose_gpu_decoder", lambda *_: GpuDecoder(library, CPU))
+    monkeypatch.setattr(engine_parts, "choose_gpu_decoder", lambda *_: GpuDecoder(library, CPU))
     with LLM(tiny_checkpoints["qwen3-vl"], device="cpu") as llm:
         assert llm.chat(ask(*images), sampling).token_ids == expected
         assert library.calls == [2] and llm.engine.runner.counts.decoded == 3
