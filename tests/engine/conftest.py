@@ -14,14 +14,15 @@ BOTH_WAYS = {"test_equality", "test_lifecycle", "test_structured", "test_countin
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] in BOTH_WAYS:
-        metafunc.fixturenames.append("overlap")
         metafunc.parametrize("overlap", [False, True], ids=["in turn", "overlapped"], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # else pytest leaves it out where a test does not name it
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(harness, "OVERLAP", request.param)
-    monkeypatch.setattr(harness, "ENCODE_ASIDE", request.param)
-    if request.param:
+    way = getattr(request, "param", None)  # none: the test's file is not among those that run twice
+    if way is not None:
+        monkeypatch.setattr(harness, "OVERLAP", way)
+        monkeypatch.setattr(harness, "ENCODE_ASIDE", way)
+    if way:
         monkeypatch.setattr(Readout, "ready", property(lambda _: False))
-    return bool(request.param)
+    return bool(way)

@@ -1,11 +1,15 @@
 """Images encoded beside the steps of those who decode: nobody's tokens wait for the tower, and answers are the same."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.harness import Driver, driver, plain_answer, request_of, sized_driver, small_picture
 from engine.later import encode_later
+from sightline.types import MediaRef
+from sightline.vision import decode_ahead
 
 
 @pytest.fixture
@@ -17,6 +21,7 @@ def folder(tiny_checkpoints: dict[str, Path]) -> Path:
 def test_a_step_that_decodes_does_not_compute_what_it_encodes(folder: Path, overlap: bool) -> None:
     """Red when a sequence takes rows in the step that encodes them while somebody decodes, or waits although nobody does."""
     run = driver(folder, encode_aside=True, overlap=overlap)
+    run.engine.runner.ahead.want = lambda items: None  # pixels are decoded when they are encoded: nothing depends on threads
     talker = request_of(folder, "Go on and on.")
     first = run.add(talker, tokens=40)
     for _ in range(4):
@@ -69,7 +74,8 @@ def test_a_broken_image_aside_fails_its_request_alone(folder: Path, monkeypatch:
 
 
 def talking(run: Driver, folder: Path) -> int:
-    """Somebody in the midst of a long answer."""
+    """Somebody in the midst of a long answer. Pixels are decoded when they are encoded, so that nothing depends on threads."""
+    run.engine.runner.ahead.want = lambda items: None
     number = run.add(request_of(folder, "Go on and on."), tokens=60)
     for _ in range(4):
         run.step()
@@ -196,3 +202,32 @@ def test_the_time_of_images_encoded_together_is_told_once(folder: Path) -> None:
     run.run()
     completion = run.completions[number, 0]
     assert completion.encoded_items == 2 and completion.timings["encode"] == pytest.approx(beside.tower.seconds)
+
+
+def test_pixels_that_take_long_hold_up_their_own_request_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a step of those who decode waits for a CPU that decodes an image, or when the image is then forgotten."""
+    go_on = threading.Event()
+    decode = decode_ahead.decode_image
+
+    def slowly(ref: MediaRef) -> Any:
+        assert go_on.wait(60)
+        return decode(ref)
+
+    monkeypatch.setattr(decode_ahead, "decode_image", slowly)
+    run = driver(folder, encode_aside=True)
+    talker = request_of(folder, "Go on and on.")
+    first = run.add(talker, tokens=30)
+    for _ in range(4):
+        run.step()
+    picture = request_of(folder, "Look: ", small_picture(51), " What is it?")
+    second = run.add(picture, tokens=4)
+    output = run.engine._requests[first][0].sequence.output
+    before = len(output)
+    for _ in range(6):
+        run.step()
+    counts = run.engine.runner.counts
+    assert len(output) == before + 6 and counts.encoded == 0 and counts.decoded == 1
+    go_on.set()
+    run.run()
+    assert counts.encoded == counts.decoded == 1
+    assert run.tokens(first) == plain_answer(folder, talker, 30) and run.tokens(second) == plain_answer(folder, picture, 4)
