@@ -163,13 +163,15 @@ class Engine:
         updates = self._admit_formed()
         # To wait for what is encoded aside would hold up those who decode; when there is none, there is nothing else to do.
         finish_encodes(self.schedule, self.runner.encoded_aside(wait=self._idle or not self.schedule.decodes))
+        self._decode_ahead(changed=False)  # before the plan, so that it waits for pixels that have only now been asked for
+        self.schedule.undecoded = self.runner.ahead.unfinished
         step = plan_step(self.schedule)
         self._idle = not step.chunks
         self._note_starts(step.chunks)
         failed, step = self._encode(step)
         updates += failed
         self._times.tell_users(step.chunks, self._answers)
-        self._decode_ahead(step)
+        self._decode_ahead(changed=bool(step.encodes))
         if self._launched is not None and self._launched.ready:  # answers go out before the next launch, which takes its time
             updates += self._take_launched()
             step = replace(step, chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING))
@@ -224,11 +226,11 @@ class Engine:
             told = recover(error)
             return Encoded({encode.entry.key: told for encode in encodes})
 
-    def _decode_ahead(self, step: Step) -> None:
-        """Looks for what comes next only when that can have changed: most steps of decoding change nothing."""
+    def _decode_ahead(self, changed: bool) -> None:
+        """Looks for what comes next only when that has changed or can have: most steps of decoding change nothing."""
         running, waiting = self.schedule.running, self.schedule.waiting
         line = (len(running), len(waiting), running[-1].id if running else -1, waiting[0].id if waiting else -1)
-        if step.encodes or line != self._line:
+        if changed or line != self._line:
             self._line = line
             self.runner.decode_ahead(upcoming_items(self.schedule))
 

@@ -79,13 +79,16 @@ def _with_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, 
         entry = schedule.embeddings.lookup(key)
         if key in schedule.encoding:
             return max(0, span.start - start)
+        aside = schedule.limits.encode_aside and plan.decodes
         if entry is None:
             item = sequence.request.items[span.item]
+            if aside and item.ref.digest in schedule.undecoded:
+                return max(0, span.start - start)
             # An item above the budget goes alone, else it would never go.
             affordable = item.patches <= plan.patches_left or not plan.encodes
             if not affordable or not _make_room_for_rows(schedule, plan, sequence, item.rows, stuck=span.start <= start):
                 return max(0, span.start - start)  # up to the image, or nothing
-            _reserve(schedule, plan, key, sequence, span.item, aside=schedule.limits.encode_aside and plan.decodes)
+            _reserve(schedule, plan, key, sequence, span.item, aside)
             if plan.encodes[-1].aside:
                 return max(0, span.start - start)
             entry = plan.encodes[-1].entry
@@ -264,6 +267,7 @@ def _encode_ahead(schedule: Schedule, plan: _Plan) -> None:
     """Spends what is left of the patch budget on images of the next waiting sequences, in at most half of the cache."""
     budget = min(schedule.limits.lookahead_patches, plan.patches_left)
     cache, queue = schedule.embeddings, schedule.waiting[:AHEAD_SEQUENCES]
+    aside = schedule.limits.encode_aside and plan.decodes
     wanted = {key for sequence in queue for key in sequence.item_keys}
     schedule.ahead = {key for key in schedule.ahead & wanted if cache.lookup(key) is not None}
     kept = blocks_ahead = sum(len(entry.blocks) for key in schedule.ahead if (entry := cache.lookup(key)) is not None)
@@ -277,12 +281,14 @@ def _encode_ahead(schedule: Schedule, plan: _Plan) -> None:
             key, item = sequence.item_keys[index], sequence.request.items[index]
             if sequence.item_ends[index] <= covered or cache.lookup(key) is not None:
                 continue
+            if aside and item.ref.digest in schedule.undecoded:
+                continue
             blocks = -(-item.rows // cache.block_rows)
             # `kept` spares what was encoded ahead before: one image ahead in another's place would be encoded in turns.
             fits = 2 * (blocks_ahead + blocks) <= cache.blocks and cache.can_reserve(item.rows, spare=kept)
             if item.patches > budget or not fits:
                 return
-            _reserve(schedule, plan, key, sequence, index, aside=schedule.limits.encode_aside and plan.decodes)
+            _reserve(schedule, plan, key, sequence, index, aside)
             schedule.ahead.add(key)
             budget -= item.patches
             blocks_ahead += blocks

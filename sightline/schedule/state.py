@@ -180,6 +180,7 @@ class Schedule:
     queue_order: deque[tuple[int, Sequence]] = field(default_factory=deque)  # (step, sequence) as they began to wait
     ahead: set[bytes] = field(default_factory=set)  # items encoded ahead that nobody has used yet
     encoding: dict[bytes, EmbeddingEntry] = field(default_factory=dict)  # aside, by key
+    undecoded: frozenset[bytes] = frozenset()  # digests of items whose pixels are on their way: not encoded aside before
     step: int = 0
     preemptions: int = 0
 

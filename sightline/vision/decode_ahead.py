@@ -31,6 +31,11 @@ class DecodeAhead:
     def bytes_held(self) -> int:
         return sum(size for size, _ in self._found.values())
 
+    @property
+    def unfinished(self) -> frozenset[bytes]:
+        """Digests of wanted stills that are still being decoded."""
+        return frozenset(digest for digest, (_, pixels) in self._found.items() if not pixels.done())
+
     def want(self, items: Iterable[MediaItem]) -> None:
         """Starts with these stills, the first ones first, as far as there is room; forgets what is not among them any more."""
         wanted: dict[bytes, MediaItem] = {}

@@ -158,6 +158,8 @@ class Simulator:
     def step(self) -> Step:
         """One step as Engine.step does it, and all checks."""
         self._finish_encodes()
+        digests = {item.ref.digest for sequence in self._alive() for item in sequence.request.items}
+        self.schedule.undecoded = frozenset(digest for digest in digests if (digest[0] + self.schedule.step) % 3 == 0)
         before = Before(self)
         step = plan_step(self.schedule)
         self._check_budgets(step)
