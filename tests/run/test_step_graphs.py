@@ -90,6 +90,16 @@ def test_answers_are_the_plain_loops(
     assert graphs is not None and len(graphs) >= 4, "several buckets were used"
 
 
+def test_one_token_that_is_an_image_row(tiny_checkpoints: dict[str, Path], overlap: bool) -> None:
+    """Red when such a step is taken for decoding, whose graphs know no rows."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    run = recorded_driver(folder, max_num_batched_tokens=1)
+    request = request_of(folder, small_picture(3), "?")
+    number = run.add(request)
+    run.run()
+    assert run.tokens(number) == plain_answer(folder, request)
+
+
 def test_what_fits_no_bucket_runs_without(tiny_checkpoints: dict[str, Path], overlap: bool) -> None:
     folder = tiny_checkpoints["qwen3-vl"]
     run = recorded_driver(folder, max_num_batched_tokens=4096)
