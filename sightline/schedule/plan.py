@@ -71,31 +71,46 @@ def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
 
 def _with_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
     """How many of `count` tokens can be computed with the rows that are cached or that this step can encode; pins those."""
-    for index in sequence.spans_meeting(start, start + count):
+    aside = schedule.limits.encode_aside and plan.decodes
+    spans = sequence.spans_meeting(start, start + count)
+    for place, index in enumerate(spans):
         span = sequence.request.spans[index]
         if span.item in sequence.pinned:
             continue
-        key = sequence.item_keys[span.item]
+        before_it = max(0, span.start - start)  # up to the image, or nothing
+        key, item = sequence.item_keys[span.item], sequence.request.items[span.item]
         entry = schedule.embeddings.lookup(key)
-        if key in schedule.encoding:
-            return max(0, span.start - start)
-        aside = schedule.limits.encode_aside and plan.decodes
+        if aside and (entry is None or key in schedule.encoding):
+            _encode_beside(schedule, plan, sequence, spans[place:])
+            entry = schedule.embeddings.lookup(key)
+        if key in schedule.encoding or (aside and entry is None and item.ref.digest in schedule.undecoded):
+            return before_it
         if entry is None:
-            item = sequence.request.items[span.item]
-            if aside and item.ref.digest in schedule.undecoded:
-                return max(0, span.start - start)
             # An item above the budget goes alone, else it would never go.
             affordable = item.patches <= plan.patches_left or not plan.encodes
             if not affordable or not _make_room_for_rows(schedule, plan, sequence, item.rows, stuck=span.start <= start):
-                return max(0, span.start - start)  # up to the image, or nothing
+                return before_it
             _reserve(schedule, plan, key, sequence, span.item, aside)
             if plan.encodes[-1].aside:
-                return max(0, span.start - start)
+                return before_it
             entry = plan.encodes[-1].entry
         schedule.ahead.discard(key)
         schedule.embeddings.pin(entry)
         sequence.pinned[span.item] = entry
     return count
+
+
+def _encode_beside(schedule: Schedule, plan: _Plan, sequence: Sequence, spans: range) -> None:
+    """All images that the sequence could use now are begun together, as far as there is room without taking it from others."""
+    for index in spans:
+        item_index = sequence.request.spans[index].item
+        key, item = sequence.item_keys[item_index], sequence.request.items[item_index]
+        if schedule.embeddings.lookup(key) is not None or item.ref.digest in schedule.undecoded:
+            continue
+        affordable = item.patches <= plan.patches_left or not plan.encodes
+        if not affordable or not schedule.embeddings.can_reserve(item.rows):
+            return
+        _reserve(schedule, plan, key, sequence, item_index, aside=True)
 
 
 def _make_room_for_rows(schedule: Schedule, plan: _Plan, sequence: Sequence, rows: int, stuck: bool) -> bool:

@@ -231,3 +231,16 @@ def test_pixels_that_take_long_hold_up_their_own_request_alone(folder: Path, mon
     run.run()
     assert counts.encoded == counts.decoded == 1
     assert run.tokens(first) == plain_answer(folder, talker, 30) and run.tokens(second) == plain_answer(folder, picture, 4)
+
+
+def test_images_of_a_request_are_begun_together(folder: Path) -> None:
+    """Red when somebody's decoding makes a request of many images encode one a step."""
+    run = driver(folder, encode_aside=True)
+    talking(run, folder)
+    pictures = [small_picture(60 + number) for number in range(5)]
+    request = request_of(folder, "Look: ", *pictures, " What are they?")
+    number = run.add(request, tokens=3)
+    run.step()
+    assert len(run.engine.schedule.encoding) == run.engine.runner.counts.encoded == 5
+    run.run(until=lambda: (number, 0) in run.completions)
+    assert run.tokens(number) == plain_answer(folder, request, 3) and run.completions[number, 0].encoded_items == 5
