@@ -87,11 +87,13 @@ class Storm:
     def __init__(self, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chance, self.folder = random.Random(seed), folder
         chance = self.chance
-        longest = max(len(prompt(folder, number)) for number in range(PROMPTS)) + 30
+        prompts = [prompt(folder, number) for number in range(PROMPTS)]
+        longest = max(len(asked) for asked in prompts) + 30
+        largest = max(item.rows for asked in prompts for item in asked.items)  # whatever the family's patches
         self.run = sized_driver(
             folder,
             tokens=int(longest * chance.choice((1, 1.5, 3))),
-            rows=chance.choice((32, 40, 64)),
+            rows=largest + chance.choice((0, 8, 32)),
             page_size=chance.choice((2, 4, 16)),
             max_num_seqs=chance.choice((3, 6, 12)),
             max_num_batched_tokens=chance.choice((6, 40, 400)),
