@@ -117,7 +117,8 @@ def measure_peaks(
         return _peak(device, lambda: rehearse_tower(model, patches))
 
     with _naming("max_num_batched_tokens", config.max_num_batched_tokens):
-        step = language(config.max_num_batched_tokens, config.max_num_seqs)
+        # Many sequences have many logits; one alone may have the keys of its whole context gathered.
+        step = max(language(config.max_num_batched_tokens, sequences) for sequences in (config.max_num_seqs, 1))
     with _naming("max_num_seqs", config.max_num_seqs):
         seen = config.max_num_seqs * min(vocab, longest) * _ID_BYTES
         sampling = seen + _peak(device, lambda: rehearse_sampling(vocab, config.max_num_seqs, device, weight.dtype))

@@ -82,17 +82,22 @@ class DecoderLayer(nn.Module):
         table: RotaryTable,
         axes: torch.Tensor,
         tap_follows: bool,
+        wanted: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them.
 
         With more than a few rows the products add to the stream in place instead, and nothing is pending: one pass over memory
-        less each.
+        less each. `wanted`: the only tokens whose output anybody reads; all have their keys and values stored.
         """
         if pending is None:
             normed = self.input_norm(hidden)
         else:
             normed, hidden = norm_of_sum(self.input_norm, hidden, pending, tap, batch.row_index)
         attended = self.attention(normed, batch, cache, table, axes)
+        if wanted is not None:
+            attended, hidden = attended[wanted], hidden[wanted]
+            if not len(wanted):
+                return hidden, None
         if self.attention_out_norm is not None and self.mlp_out_norm is not None:
             projected = self.attention_out_norm(apply_linear(self.attention.out, attended))
             normed, hidden = self.mlp_norm.after_add(projected, hidden)
@@ -131,17 +136,17 @@ class Decoder(nn.Module):
         """Logits of the wanted tokens, [wanted, vocab], in the model's dtype."""
         hidden = embed_rows(batch.token_ids, self.embed_tokens.weight, batch.vision_rows, batch.row_index)
         taps = self._taps(batch)
-        pending, tap = None, None
+        pending, tap, wanted = None, None, batch.logit_index
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            tap_follows = index < len(taps)
-            hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes, tap_follows)
+            tap_follows, is_last = index < len(taps), index == len(self.layers) - 1
+            only = wanted if is_last else None
+            hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes, tap_follows, only)
             tap = taps[index] if tap_follows else None
-        wanted = batch.logit_index
         rows = None if tap is None or batch.row_index is None else batch.row_index[wanted]
         if pending is None:
-            normed = self.norm(hidden[wanted])
+            normed = self.norm(hidden)
         else:
-            normed, _ = norm_of_sum(self.norm, hidden[wanted], pending[wanted], tap, rows)
+            normed, _ = norm_of_sum(self.norm, hidden, pending, tap, rows)
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return linear(normed, head, None)
 

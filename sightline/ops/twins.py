@@ -20,6 +20,7 @@ _TRITON = (
     "pixels",
     "qkv",
     "paged_attention",
+    "pages",
     "fp8",
     "few_rows",
 )

@@ -3,7 +3,7 @@
 A graph is recorded for a bucket of sizes, and all that varies lies in buffers that are rewritten before each replay:
 
     decoding     one token each of up to 1, 2, 4, 8 … sequences
-    mixed        up to 16, 32, … 512 tokens of up to 8 or 64 sequences, image rows among them
+    mixed        up to 16, 32, … 1,024 tokens of up to 8 or 64 sequences, image rows among them
 
 What a bucket has beyond the batch computes something that nobody reads: its tokens belong to no sequence (or to one without
 context), and their keys and values go to the scratch page. All graphs share one pool of memory; each has its place for logits,
@@ -28,7 +28,7 @@ from sightline.run.batch import PackedBatch, known_tokens
 from sightline.vision.transfer import send
 
 DECODING = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # sequences
-MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MIXED_SEQUENCES = (8, 64)
 
 

@@ -1,5 +1,6 @@
 """The decoder leaves its adds to the norms that follow; here they are done one after another, where they are written down."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 from sightline.models.families import read_model_spec
 from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.layers import GatedMLP
 from sightline.models.load import load_model
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
@@ -40,7 +42,7 @@ def one_add_after_another(
     hidden = text.embed_tokens(batch.token_ids.clamp(max=10))
     hidden[vision] = parts[0]
     for number, (layer, cache) in enumerate(zip(text.layers, caches, strict=True)):
-        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes, tap_follows=True))
+        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes, tap_follows=True, wanted=None))
         if number + 1 < len(parts):
             hidden[vision] += parts[number + 1]
     head = text.embed_tokens.weight if text.lm_head is None else text.lm_head.weight
@@ -63,10 +65,34 @@ def test_taps_are_added_after_their_layers(
     token_ids = torch.tensor([3, 10**9, 10**9, 5, 10**9, 7])  # what stands in an image's place is not looked up
     batch = batch_of(rows, torch.tensor(index), token_ids)
     with torch.inference_mode():
-        found = model.text(batch, allocate_pages(text, 1, 8, CPU, torch.float32))
-        expected = one_add_after_another(model, batch, allocate_pages(text, 1, 8, CPU, torch.float32), rows, index)
+        caches, expected_caches = (allocate_pages(text, 1, 8, CPU, torch.float32) for _ in range(2))
+        found = model.text(batch, caches)
+        expected = one_add_after_another(model, batch, expected_caches, rows, index)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for cache, other in zip(caches, expected_caches, strict=True):
+        torch.testing.assert_close(cache.keys.flatten(0, 1)[:TOKENS], other.keys.flatten(0, 1)[:TOKENS], atol=1e-5, rtol=1e-5)
     assert text.num_layers > 1
+
+
+@pytest.mark.parametrize("wanted", [[], [5], [1, 4]])
+def test_the_last_layer_computes_only_what_is_read(
+    tiny_checkpoints: dict[str, Path], wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when the last layer multiplies rows that no logits come from, or stores no keys for them."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    model = load_model(read_model_spec(folder), folder, CPU, torch.float32, 64)
+    text, ids = model.spec.text, torch.tensor([3, 4, 5, 6, 7, 8])
+    rows: list[int] = []
+    forward = GatedMLP.inner
+    monkeypatch.setattr(GatedMLP, "inner", lambda self, x: rows.append(len(x)) or forward(self, x))
+    with torch.inference_mode():
+        caches, whole_caches = (allocate_pages(text, 1, 8, CPU, torch.float32) for _ in range(2))
+        found = model.text(replace(batch_of(None, None, ids), logit_index=torch.tensor(wanted, dtype=torch.int64)), caches)
+        assert rows == [TOKENS] * (text.num_layers - 1) + [len(wanted)] * bool(wanted)
+        whole = model.text(replace(batch_of(None, None, ids), logit_index=torch.arange(TOKENS)), whole_caches)
+    torch.testing.assert_close(found, whole[wanted], atol=1e-5, rtol=1e-5)
+    assert torch.equal(caches[-1].keys.flatten(0, 1)[:TOKENS], whole_caches[-1].keys.flatten(0, 1)[:TOKENS])
+    assert torch.equal(caches[-1].values.flatten(0, 1)[:TOKENS], whole_caches[-1].values.flatten(0, 1)[:TOKENS])
 
 
 def test_an_index_without_rows_is_the_same_as_none(tiny_checkpoints: dict[str, Path]) -> None:

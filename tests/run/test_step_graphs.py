@@ -116,7 +116,7 @@ def test_buckets() -> None:
     assert {bucket.sequences for bucket in every if bucket.decoding} == set(DECODING)
     assert {bucket.tokens for bucket in every if not bucket.decoding} == set(MIXED_TOKENS)
     assert all(bucket.sequences in MIXED_SEQUENCES for bucket in every if not bucket.decoding)
-    assert every[0] == Bucket(512, 64, False) and every[-1] == Bucket(1, 1, True)
+    assert every[0] == Bucket(1024, 64, False) and every[-1] == Bucket(1, 1, True)
     few = buckets(3, 40)
     assert {bucket.sequences for bucket in few if bucket.decoding} == {1, 2, 4}
     assert max(bucket.tokens for bucket in few) == 64

@@ -1,6 +1,7 @@
 """Attention through flash-attn-4, whose kernels are compiled when a head size is first seen (some seconds)."""
 
 import inspect
+import operator
 from typing import Any
 
 import torch
@@ -8,11 +9,15 @@ from flash_attn.cute import flash_attn_varlen_func
 from flash_attn.cute.interface import _flash_attn_fwd
 
 from sightline.ops.attention import CUDNN, paged_attention, segment_attention
+from sightline.ops.pages import gather_pages
 from sightline.ops.triton.paged_attention import MIXED
 
 # Pages as large as its tiles (80 to 144 keys) it reads whole, and what stands behind a sequence's last token must then be
 # finite: with not-a-number there, answers were not-a-number on an H200. Smaller pages it reads token by token.
 _PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+_KEYS_AT_ONCE = {64: 128, 128: 128, 256: 80}  # that a program of it takes, by head size
+_GATHER_FROM = 1536  # queries that read a key, on average over all keys
 
 # It is no part of the library's interface and may go in a later version; then its own choice of tiles is used.
 _TILES_CAN_BE_CHOSEN = {"tile_mn", "mma_pv_is_rs", "intra_wg_overlap"} <= set(inspect.signature(_flash_attn_fwd).parameters)
@@ -77,16 +82,26 @@ def paged_attention_fa4(
     query_lengths_host: tuple[int, ...],
     context_lengths_host: tuple[int, ...],
 ) -> torch.Tensor:
-    found = flash_attn_varlen_func(
-        q,
-        k_cache,
-        v_cache,
-        cu_seqlens_q=query_starts,
-        max_seqlen_q=max(query_lengths_host),
-        max_seqlen_k=max(context_lengths_host),
-        seqused_k=context_lengths,
-        page_table=page_table,
-        causal=True,
-    )
+    lengths = {
+        "cu_seqlens_q": query_starts,
+        "max_seqlen_q": max(query_lengths_host),
+        "max_seqlen_k": max(context_lengths_host),
+        "seqused_k": context_lengths,
+        "causal": True,
+    }
+    if _is_worth_gathering(query_lengths_host, context_lengths_host):
+        multiple = _KEYS_AT_ONCE[q.shape[2]]
+        keys, values, starts = gather_pages(k_cache, v_cache, page_table, context_lengths, context_lengths_host, multiple)
+        found = flash_attn_varlen_func(q, keys, values, cu_seqlens_k=starts, **lengths)
+    else:
+        found = flash_attn_varlen_func(q, k_cache, v_cache, page_table=page_table, **lengths)
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out
+
+
+def _is_worth_gathering(queries: tuple[int, ...], contexts: tuple[int, ...]) -> bool:
+    """Keys in a row come through the chip's copy engine, keys in pages token by token, which is 12 % slower on an H200.
+
+    Gathering reads and writes each key once more; it pays from some 600 queries of each key on.
+    """
+    return sum(map(operator.mul, queries, contexts)) >= _GATHER_FROM * sum(contexts)

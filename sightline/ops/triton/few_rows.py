@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sightline.ops.linear import FEW_ROWS, linear, linear_silu_mul
-from sightline.ops.triton import early_start, next_power_of_2, runs_here
+from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.few_rows_table import (
     COUNTERS,
     LINEAR,
@@ -184,7 +184,7 @@ def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -
 
 def _launch(tiling: Tiling) -> dict[str, Any]:
     options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages, "AHEAD": 0}
-    if tiling.early or early_start.ON:
+    if tiling.early:
         options |= {"AHEAD": next_power_of_2(tiling.stages), "launch_pdl": True}
     return options
 
