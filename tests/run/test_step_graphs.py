@@ -103,7 +103,7 @@ def test_one_token_that_is_an_image_row(tiny_checkpoints: dict[str, Path], overl
 def test_what_fits_no_bucket_runs_without(tiny_checkpoints: dict[str, Path], overlap: bool) -> None:
     folder = tiny_checkpoints["qwen3-vl"]
     run = recorded_driver(folder, max_num_batched_tokens=4096)
-    request = request_of(folder, "x" * 700)
+    request = request_of(folder, "x" * 1100)
     assert len(request) > MIXED_TOKENS[-1]
     number = run.add(request)
     run.run()
