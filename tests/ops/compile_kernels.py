@@ -84,6 +84,9 @@ def main() -> None:
         if not module.ispkg:
             importlib.import_module(f"sightline.ops.{module.name}")
     register_twins()
+    from sightline.ops.triton import early_start
+
+    early_start._is_possible = lambda device: True  # rows enough start early, fewer do not: both are compiled
     compile_few_rows()
     wanted = sys.argv[1:] or sorted(OPS)
     for name in wanted:

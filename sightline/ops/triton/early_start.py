@@ -1,12 +1,11 @@
 """Kernels that start while the one before them ends: "programmatic dependent launch", on chips from Hopper on.
 
 A step of decoding is a chain of some 300 kernels of a few microseconds each, and each start costs one or two of them. A kernel
-that starts early reads weights, which nobody writes, then waits until the one before it has written everything. It lets the
-next one start at once, for that one waits in turn.
+that starts early waits until the one before it has written everything, and lets the next one start at once, for that one waits
+in turn. On an H200 steps of 32 and 128 sequences took 6.11 and 9.90 ms so, 6.27 and 10.34 without; one sequence 4.74 and 4.70.
 """
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Not measured in whole steps yet, so off unless asked for.
-ON = os.environ.get("SIGHTLINE_EARLY_START") == "1"
-_FEW = 1024  # rows: longer kernels gain nothing
+_LEAST, _MOST = 17, 1024  # rows: for fewer nothing is gained, and for longer kernels neither
 
 
 @triton.jit
@@ -29,7 +26,7 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
 def early_start(rows: int, device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has a constant EARLY."""
-    early = ON and rows <= _FEW and _is_possible(device)
+    early = _LEAST <= rows <= _MOST and _is_possible(device)
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
