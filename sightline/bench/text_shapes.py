@@ -148,6 +148,27 @@ def _paged(at: Setting, sequences: int, queries: int, context: int) -> Case:
     return Case(f"{sequences} x {queries} over {context}", make, moved, 4.0 * sequences * seen * heads)
 
 
+def _gather_pages(at: Setting) -> Iterator[Case]:
+    text = at.spec.text
+    page_size = EngineConfig().page_size
+
+    def make(context: int) -> Arguments:
+        pages = -(-context // page_size)
+        cache = (pages, page_size, text.num_kv_heads, text.head_dim)
+        return {
+            "k_cache": at.normal(*cache),
+            "v_cache": at.normal(*cache),
+            "page_table": torch.randperm(pages, device=at.device).to(torch.int32)[None],
+            "context_lengths": at.tensor([context]),
+            "context_lengths_host": (context,),
+            "multiple": 128,
+        }
+
+    for context in at.sizes.contexts:
+        moved = 4 * at.itemsize * context * text.num_kv_heads * text.head_dim  # keys and values, read and written
+        yield Case(f"{context} tokens", partial(make, context), moved)
+
+
 def _quantise_rows(at: Setting) -> Iterator[Case]:
     size = at.spec.text.hidden_size
 
@@ -182,6 +203,7 @@ TEXT_SHAPES: dict[str, Maker] = {
     "linear_silu_mul": _linear_silu_mul,
     "rotate_and_store": _rotate_and_store,
     "paged_attention": _paged_attention,
+    "gather_pages": _gather_pages,
     "quantise_rows": _quantise_rows,
     "fp8_linear": partial(_fp8_linear, blocks=False),
     "fp8_block_linear": partial(_fp8_linear, blocks=True),

@@ -30,7 +30,9 @@ from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
 from sightline.types import MediaRef, Request
 
-_FEW = 2  # media; more are loaded side by side
+# Characters of data URLs that one thread decodes, one after another, in a few milliseconds. Several threads take no less: they
+# wait for each other between the pieces of work that Python lets them do at the same time. More are loaded side by side.
+_FEW = 6_000_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def draft_prompt(
     options: ProcessorOptions | None,
     on_loop: bool,
 ) -> PromptDraft:
-    """As much as can be done without waiting, all of it in one go where media are few and come with the body: a change of
+    """As much as can be done without waiting, all of it in one go where media are small and come with the body: a change of
     threads takes as long as a small picture. `on_loop` says that the event loop must not be held up."""
     for_template, wanted = template_messages(messages, options)
     budget = RequestBudget(context.config.media)
@@ -81,11 +83,15 @@ def draft_prompt(
     draft = PromptDraft(for_template, wanted, tools, template_kwargs, budget, StageClock())
     if not wanted:
         draft.refs = []
-    elif not on_loop and len(wanted) <= _FEW and all(is_data_url(medium.url) for medium in wanted):
+    elif not on_loop and all(is_data_url(medium.url) for medium in wanted) and _characters(wanted) <= _FEW:
         draft.refs = [load_ref(medium.kind, medium.url, context.config.media, draft.clock, budget) for medium in wanted]
     if draft.refs is not None:
         draft.prompt = _build(context, draft, draft.refs)
     return draft
+
+
+def _characters(wanted: Sequence[MediaWanted]) -> int:
+    return sum(len(medium.url or "") for medium in wanted)
 
 
 async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: str, entry: Entry) -> ChatPrompt:
