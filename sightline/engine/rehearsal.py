@@ -6,13 +6,10 @@ memory depends on shapes, never on values.
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from sightline.models.decoder import Decoder
 from sightline.models.inputs import ForwardBatch
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
@@ -47,9 +44,8 @@ _WAYS = (
 
 def rehearse_language(model: VisionLanguageModel, tokens: int, sequences: int, longest: int, page_size: int) -> torch.Tensor:
     """Logits of `sequences` sequences that have `tokens` new tokens together, each over a context of `longest`."""
-    text, taps = model.text, len(model.spec.vision.deepstack_layers)
-    # A layer gives back what it takes before the next one begins, so a few are like all; the first ones take in image rows.
-    layers = min(len(text.layers), taps + 2)
+    text = model.text
+    layers = model.varied_layers  # a layer gives back what it takes before the next one begins, so a few are like all
     weight = text.embed_tokens.weight
     spec = dataclasses.replace(text.spec, num_layers=layers)
     caches = allocate_pages(spec, _SCRATCH_PAGES, page_size, weight.device, weight.dtype)
@@ -57,7 +53,7 @@ def rehearse_language(model: VisionLanguageModel, tokens: int, sequences: int, l
         cache.keys.zero_()
         cache.values.zero_()
     batch = _language_batch(model, chunk_lengths(tokens, sequences, longest), longest, page_size)
-    with _only(text, layers):
+    with text.only_first(layers):
         logits: torch.Tensor = model(batch, caches)
     return logits
 
@@ -92,17 +88,6 @@ def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longes
         row_index=zeros(tokens),
         logit_index=starts[1:] - 1,
     )
-
-
-@contextmanager
-def _only(text: Decoder, count: int) -> Iterator[None]:
-    """Inside, the decoder has its first layers alone."""
-    all_layers = text.layers
-    text.layers = all_layers[:count]
-    try:
-        yield
-    finally:
-        text.layers = all_layers
 
 
 def rehearse_tower(model: VisionLanguageModel, patches: int) -> torch.Tensor:

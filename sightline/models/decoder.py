@@ -1,5 +1,8 @@
 """The language model: one decoder for every family; TextSpec says what differs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -131,6 +134,16 @@ class Decoder(nn.Module):
         device, rope = self.embed_tokens.weight.device, self.spec.rope
         self.rotary = make_rotary_table(max_position, rope.rotary_dim, rope.theta, device)
         self.axes = mrope_axes(rope.sections, rope.layout, device)
+
+    @contextmanager
+    def only_first(self, count: int) -> Iterator[None]:
+        """Inside, the decoder has its first layers alone: enough to see what a step takes, for the others do the same."""
+        every = self.layers
+        self.layers = every[:count]
+        try:
+            yield
+        finally:
+            self.layers = every
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> torch.Tensor:
         """Logits of the wanted tokens, [wanted, vocab], in the model's dtype."""

@@ -16,6 +16,11 @@ class VisionLanguageModel(nn.Module):
         self.vision = VisionTower(spec.vision)
         self.text = Decoder(spec.text)
 
+    @property
+    def varied_layers(self) -> int:
+        """So many first layers of the decoder do all that any does: some take in image rows, one does not, one is the last."""
+        return min(len(self.text.layers), len(self.spec.vision.deepstack_layers) + 2)
+
     def prepare(self, max_position: int) -> None:
         self.vision.prepare()
         self.text.prepare(max_position)

@@ -1,11 +1,19 @@
 """Recording of CUDA graphs: the launches of a function, replayed later on the same addresses."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 Replay = Callable[[], None]
-Capture = Callable[[Callable[[], torch.Tensor]], tuple[Replay, torch.Tensor]]  # -> how to run it again, where its result is
+
+
+class Capture(Protocol):
+    def __call__(
+        self, run: Callable[[], torch.Tensor], first: Callable[[], object] | None = None, /
+    ) -> tuple[Replay, torch.Tensor]:
+        """How to run it again, and where its result is. Before, `first` compiles what `run` needs; without it, `run` does."""
+        ...
 
 
 def capture_cuda_graphs(device: torch.device) -> Capture:
@@ -16,10 +24,10 @@ def capture_cuda_graphs(device: torch.device) -> Capture:
     """
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
-    def capture(run: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
+    def capture(run: Callable[[], torch.Tensor], first: Callable[[], object] | None = None, /) -> tuple[Replay, torch.Tensor]:
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            run()
+            (first or run)()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Threads that decode images may allocate meanwhile: that is no fault of the recording.

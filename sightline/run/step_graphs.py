@@ -108,12 +108,15 @@ class StepGraphs:
             static = self._static_batch(bucket, inputs)
 
             def compute() -> torch.Tensor:
-                logits: torch.Tensor = self._model(
-                    replace(static, token_ids=known_tokens(static.token_ids, self.sampled)), self._caches
-                )
+                batch = replace(static, token_ids=known_tokens(static.token_ids, self.sampled))
+                logits: torch.Tensor = self._model(batch, self._caches[: len(self._model.text.layers)])
                 return logits
 
-            self._graphs[bucket] = (inputs, *self._capture(compute))
+            def compile_kernels() -> None:
+                with self._model.text.only_first(self._model.varied_layers):
+                    compute()
+
+            self._graphs[bucket] = (inputs, *self._capture(compute, compile_kernels))
         return self._graphs[bucket]
 
     def _static_batch(self, bucket: Bucket, inputs: "_Inputs") -> ForwardBatch:
