@@ -17,13 +17,15 @@ from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
 from sightline.run.runner import choose_decode_threads
 from sightline.run.step_graphs import buckets
-from sightline.spec import ProcessorSpec
+from sightline.spec import ProcessorSpec, VisionSpec
 from sightline.vision.gpu_decode import LIBRARY_BYTES_PER_PIXEL, MOST_PIXELS
-from sightline.vision.graphs import MOST_PATCHES, SEGMENTS, patch_buckets
+from sightline.vision.graphs import MOST_PATCHES
+from sightline.vision.graphs import buckets as tower_buckets
 from sightline.vision.patches import GROUP_BYTES
 
 # Copies of pixels at a time: as decoded, after the first pass of the resize (or a decoder's scratch), resized.
 _PIXEL_COPIES = 3
+_STEPS_BEHIND = 2  # that the device may be behind the host
 _ID_BYTES = 8  # of a token id that a penalty has seen
 _GRAPH_BYTES = 8 * 1024**2  # what the driver keeps of a recorded graph, beside the memory its kernels work in
 
@@ -43,18 +45,17 @@ class GraphSizes:
     tower_out: int = 0  # patches whose rows are kept
 
 
-def graph_sizes(config: EngineConfig, tower: bool, steps: bool) -> GraphSizes:
+def graph_sizes(config: EngineConfig, vision: VisionSpec, tower: bool, steps: bool) -> GraphSizes:
     """What an engine with these settings records, if it records its tower and its steps."""
     recorded = buckets(config.max_num_seqs, config.max_num_batched_tokens) if steps else []
-    sizes = patch_buckets(MOST_PATCHES) if tower else []
+    sizes = tower_buckets(vision) if tower else []
     return GraphSizes(
         step_tokens=recorded[0].tokens if recorded else 0,
         step_graphs=len(recorded),
         step_logits=sum(bucket.sequences for bucket in recorded),
         tower_patches=MOST_PATCHES if tower else 0,
-        # Recorded when first needed, so not all of them will be.
-        tower_graphs=len(sizes) * len(SEGMENTS),
-        tower_out=max(sizes, default=0),  # all graphs write to one place
+        tower_graphs=len(sizes),
+        tower_out=MOST_PATCHES if tower else 0,  # all graphs write to one place
     )
 
 
@@ -134,7 +135,7 @@ def measure_peaks(
         language=step,
         sampling=sampling,
         tower=encode + _long_clips(model, largest_item(processor, most_rows) - at_once),
-        pixels=pixel_bytes(processor, config.max_patches_per_step, max_image_pixels) + decoder_bytes(config, max_image_pixels),
+        pixels=pixel_bytes(processor, max_image_pixels) + decoder_bytes(config, max_image_pixels),
         graphs=kept,
     )
 
@@ -146,22 +147,18 @@ def _long_clips(model: VisionLanguageModel, patches: int) -> int:
     return max(0, patches) * 2 * (weight.shape[1] + row) * weight.dtype.itemsize
 
 
-def pixel_bytes(processor: ProcessorSpec, patches_per_step: int, max_image_pixels: int) -> int:
-    """Pixels of the largest sources that one step can bring to the device.
-
-    A source above max_pixels is made as small as that, so the patches of a step say how many such sources there can be.
-    """
-    image = processor.image
-    most = max(1, patches_per_step // max(1, image.max_pixels // image.patch_size**2))
-    source = max(3 * max_image_pixels * processor.video.temporal_patch_size, GROUP_BYTES)
-    return most * source * _PIXEL_COPIES
+def pixel_bytes(processor: ProcessorSpec, max_image_pixels: int) -> int:
+    """Pixels on their way to patches: one source of the largest size, or smaller ones together (vision/pixel_room.py)."""
+    return _PIXEL_COPIES * max(3 * max_image_pixels * processor.video.temporal_patch_size, GROUP_BYTES)
 
 
 def decoder_bytes(config: EngineConfig, max_image_pixels: int) -> int:
-    """What a library that decodes JPEGs on the GPU keeps there for itself, of the largest that it is given, in each thread."""
+    """What a library that decodes JPEGs on the GPU keeps there for itself, of the largest that it is given, in each thread; and
+    what it puts out, in groups, of which those of the last steps may be there still."""
     used = config.image_decoder == "gpu" or (config.image_decoder == "auto" and _is_installed("nvidia", "nvimgcodec"))
     threads = choose_decode_threads(config.decode_threads)
-    return used * threads * LIBRARY_BYTES_PER_PIXEL * min(MOST_PIXELS, max_image_pixels)
+    scratch = threads * LIBRARY_BYTES_PER_PIXEL * min(MOST_PIXELS, max_image_pixels)
+    return used * (scratch + (_PIXEL_COPIES + _STEPS_BEHIND) * GROUP_BYTES)
 
 
 def _is_installed(package: str, module: str) -> bool:

@@ -25,7 +25,7 @@ def make_parts(
     device, dtype = weight.device, weight.dtype
     records_tower = _graphs_on("tower_graphs", config.tower_graphs, graphs_are_possible(model.vision))
     records_steps = _graphs_on("step_graphs", config.step_graphs, step_graphs_are_possible(model, config.page_size))
-    graphs = graph_sizes(config, records_tower, records_steps)
+    graphs = graph_sizes(config, model.spec.vision, records_tower, records_steps)
     memory = plan_memory(config, model, processor, max_model_len, max_image_pixels, graphs)
     schedule = _make_schedule(config, memory, on_gpu=weight.is_cuda)
     caches = allocate_pages(model.spec.text, memory.pages, config.page_size, device, dtype)

@@ -103,9 +103,9 @@ class Runner:
         self.ahead = self._patches.ahead
 
     def record_graphs(self) -> None:
-        """So that no request waits for it; what is left is recorded when it is first needed."""
+        """So that no request waits for it."""
         if self._graphs is not None:
-            self._graphs.record_for_one_image()
+            self._graphs.record_all()
         if self.step_graphs is not None:
             self.step_graphs.record_all()
 

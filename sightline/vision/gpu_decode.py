@@ -77,6 +77,11 @@ class GpuDecoder:
             batch.frames.record_stream(current)  # its memory belongs to the other stream
         return batches
 
+    def wait(self) -> None:
+        """Until all that the caller's stream was given is done, and memory of frames that it read is free again."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
     def _decode(self, refs: Sequence[MediaRef]) -> list[DecodedBatch]:
         shelves: dict[tuple[int, int, int], list[int]] = {}  # by stored height, stored width, orientation
         for place, ref in enumerate(refs):

@@ -19,11 +19,14 @@ from sightline.models.tower import TowerBlock, VisionTower
 from sightline.ops.attention import segment_attention
 from sightline.ops.capture import Capture, Replay
 from sightline.ops.dispatch import twins_are_on
+from sightline.spec import VisionSpec
 
 SEGMENTS = (1, 4, 16, 64)  # empty segments cost a little each, so a lone image does not carry sixty-three of them
 MOST_PATCHES = 8192  # of the largest bucket
 _MULTIPLE = 64  # of so many patches is each bucket
-_STEPS = ((1024, 64), (2048, 128), (MOST_PATCHES, 256))  # up to so many patches, buckets are so far apart
+# Up to so many patches, buckets are so far apart: those of one image, and those of several, where sizes vary too much for more.
+_ONE_IMAGE = ((1024, 64), (2048, 128), (MOST_PATCHES, 256))
+_SEVERAL = ((4096, 512), (MOST_PATCHES, 1024))
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,27 @@ class Bucket:
     windows: int  # windows of attention; 0 for towers without
 
 
-def patch_buckets(most: int) -> list[int]:
-    """What a bucket has beyond a batch is computed in vain: at most 64 patches of a small one, 1/16 of a large one."""
-    found = [_MULTIPLE]
+def buckets(spec: VisionSpec, most: int = MOST_PATCHES) -> list[Bucket]:
+    """All that are ever recorded, the smallest first.
+
+    How many windows an image has depends on its shape: a window has at least one row, so a bucket's rows bound them, and half
+    of that is enough for all but the narrowest images.
+    """
+    found = []
+    for segments in SEGMENTS:
+        for patches in _sizes(_ONE_IMAGE if segments == 1 else _SEVERAL, most):
+            rows = patches // spec.merge_size**2
+            windows = (0,) if spec.window is None else (rows // 8, rows // 2, rows)
+            found += [Bucket(patches, segments, count) for count in windows]
+    return sorted(found, key=lambda bucket: (bucket.patches, bucket.segments, bucket.windows))
+
+
+def _sizes(steps: tuple[tuple[int, int], ...], most: int) -> list[int]:
+    """What a bucket has beyond a batch is computed in vain, but for attention."""
+    found = [steps[0][1]]
     while found[-1] < most:
-        found.append(min(most, found[-1] + next(step for end, step in _STEPS if found[-1] < end)))
-    return found
+        found.append(min(most, found[-1] + next(step for end, step in steps if found[-1] < end)))
+    return [size for size in found if size <= most]
 
 
 class TowerGraphs:
@@ -46,7 +64,7 @@ class TowerGraphs:
         """`most_patches` is a multiple of 64."""
         assert most_patches % _MULTIPLE == 0
         self._tower, self._capture = tower, capture
-        self._buckets = patch_buckets(most_patches)
+        self._buckets = buckets(tower.spec, most_patches)
         self._graphs: dict[Bucket, tuple[Replay, torch.Tensor]] = {}
         spec, weight = tower.spec, tower.patch_embed.folded
         device = weight.device
@@ -64,28 +82,24 @@ class TowerGraphs:
         self._window_starts = whole(rows + 1)
         self._rows = torch.zeros(rows, spec.row_width, dtype=weight.dtype, device=device)
 
+    def __len__(self) -> int:
+        return len(self._graphs)
+
     @torch.inference_mode()
-    def record_for_one_image(self) -> None:
-        """The graphs that single images will need; those for more at once are recorded when they are first needed."""
-        if self._tower.spec.window is None:  # how many windows an image has depends on its shape
-            for patches in reversed(self._buckets):  # the largest first, so that the others find room in its memory
-                self._recorded(Bucket(patches, 1, 0))
+    def record_all(self) -> None:
+        """But for towers with windows: they have so many buckets that each is recorded when it is first needed."""
+        if self._tower.spec.window is None:
+            for bucket in reversed(self._buckets):  # the largest first, so that the others find room in its memory
+                self._recorded(bucket)
 
     def bucket_of(self, batch: TowerBatch) -> Bucket | None:
         """The smallest bucket that the batch fits; None if there is none, or if it has clips, whose patches are wider."""
         if len(batch.patches) != 1 or batch.patches[0].shape[1] != self._patches.shape[1]:
             return None
         count, frames = len(batch.patches[0]), len(batch.segment_lengths)
-        patches = next((size for size in self._buckets if size >= count), None)
-        segments = next((size for size in SEGMENTS if size >= frames), None)
-        if patches is None or segments is None:
-            return None
-        # A window has at least one row, so a bucket's rows bound them; half of that is enough for all but the narrowest images.
-        windows = 0
-        if batch.windows is not None:
-            rows = patches // self._merged
-            windows = next(size for size in (rows // 8, rows // 2, rows) if size >= len(batch.windows.lengths) or size == rows)
-        return Bucket(patches, segments, windows)
+        windows = 0 if batch.windows is None else len(batch.windows.lengths)
+        fits = (b for b in self._buckets if b.patches >= count and b.segments >= frames and b.windows >= windows)
+        return next(fits, None)
 
     def run(self, batch: TowerBatch) -> torch.Tensor | None:
         """Rows of the batch, as the tower gives them; None where no bucket fits, or definitions are to run."""

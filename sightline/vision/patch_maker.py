@@ -12,7 +12,8 @@ from sightline.timing import StageClock
 from sightline.types import MediaItem, MediaRef
 from sightline.vision.decode_ahead import DecodeAhead, Pixels
 from sightline.vision.gpu_decode import GpuDecoder
-from sightline.vision.patches import make_patches, make_patches_of_jpegs
+from sightline.vision.patches import GROUP_BYTES, make_patches, make_patches_of_jpegs
+from sightline.vision.pixel_room import PixelRoom
 
 Made = torch.Tensor | MediaError  # [patches, features], or what is wrong with the item
 
@@ -29,6 +30,7 @@ class PatchMaker:
     ) -> None:
         self._processor, self._device, self._dtype, self._compact = processor, device, dtype, compact
         self._threads, self.gpu = threads, gpu
+        self._room = PixelRoom(GROUP_BYTES)
         self.ahead = DecodeAhead(threads, elsewhere=self._is_for_gpu)
 
     def _is_for_gpu(self, ref: MediaRef) -> bool:
@@ -80,6 +82,6 @@ class PatchMaker:
         spec = self._processor.image if item.ref.kind == "image" else self._processor.video
         try:
             with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                return make_patches(item, spec, self._device, self._dtype, self._compact, clock, pixels), clock
+                return make_patches(item, spec, self._device, self._dtype, self._compact, clock, pixels, self._room), clock
         except MediaError as error:
             return error, clock

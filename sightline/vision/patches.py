@@ -15,9 +15,10 @@ from sightline.spec import ImageSpec, VideoSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem
 from sightline.vision.gpu_decode import GpuDecoder
+from sightline.vision.pixel_room import PixelRoom
 
 # Frames of a video, and stills that the GPU decodes, are decoded and resized in groups of about this many bytes, so that a long
-# clip never lies whole in memory as full-size pixels (768 frames of 1080p would be 4.8 GB).
+# clip never lies whole in memory as full-size pixels (768 frames of 1080p would be 4.8 GB). Nor do threads bring more at once.
 GROUP_BYTES = 256 * 1024 * 1024
 
 
@@ -29,14 +30,16 @@ def make_patches(
     compact: bool = True,
     clock: StageClock | None = None,
     decoded: "Future[NDArray[np.uint8]] | None" = None,
+    room: PixelRoom | None = None,
 ) -> torch.Tensor:
     """dtype [item.patches, features] on the device; see patchify for the order of rows and features.
 
     compact leaves the repetition of a still in time out, for a patch embedding with folded weights. A video has no repetition,
     so its patches are always full. `clock` is told how long decoding took, and how long the rest (on a GPU: its launch).
-    `decoded` are the pixels of a still whose decoding was begun elsewhere.
+    `decoded` are the pixels of a still whose decoding was begun elsewhere. Who makes patches in several threads on one stream
+    of the device gives them one `room`.
     """
-    clock = clock or StageClock()
+    clock, room = clock or StageClock(), room or PixelRoom(GROUP_BYTES)
     groups = []
     pixel_groups = _pixel_groups(item, spec, decoded)
     while True:
@@ -44,7 +47,7 @@ def make_patches(
             frames = next(pixel_groups, None)
         if frames is None:
             break
-        with clock.stage("preprocess"):
+        with clock.stage("preprocess"), room.taken(sum(frame.nbytes for frame in frames)):
             groups.append(cut(upload(frames, device), item, spec, dtype, compact))
     patches = groups[0] if len(groups) == 1 else torch.cat(groups)
     assert patches.shape[0] == item.patches
@@ -79,8 +82,10 @@ def make_patches_of_jpegs(
     """
     clock = clock or StageClock()
     made: list[torch.Tensor | None] = [None] * len(items)
-    for group in _jpeg_groups(items):
+    for number, group in enumerate(_jpeg_groups(items)):
         with clock.stage("decode"):
+            if number:  # the device may not have come to the pixels before, and keeps them until then
+                decoder.wait()
             batches = decoder.decode([items[place].ref for place in group])
         with clock.stage("preprocess"):
             for batch in batches:

@@ -42,10 +42,10 @@ def type_of(value: Any) -> str:
     return "fp32"
 
 
-def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+def specialised(self: JITFunction[Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """What a launch would compile: integers that are 1 are constants, and those that 16 divides are known to be so."""
-    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages", "launch_pdl") if name in kwargs}
-    values = self.signature.bind(*args, **kwargs)
+    options = {name: kwargs[name] for name in ("num_warps", "num_stages", "launch_pdl") if name in kwargs}
+    values = self.signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in options})
     values.apply_defaults()
     signature, constants, attributes = {}, {}, {}
     for place, (parameter, (name, value)) in enumerate(zip(self.params, values.arguments.items(), strict=True)):
@@ -56,6 +56,11 @@ def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **
         signature[name] = type_of(value)
         if isinstance(value, torch.Tensor) or (special and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes, options
+
+
+def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    signature, constants, attributes, options = specialised(self, args, kwargs)
     key = f"{self.__name__} {signature} {constants} {attributes} {options}"
     if key not in done:
         kernel = triton.compile(ASTSource(self, signature, constants, attributes), target=TARGET, options=options)

@@ -25,3 +25,18 @@ def test_every_kernel_compiles_for_an_h200() -> None:
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert {"add_rms_norm_rows", "embed_rows", "best_token", "draw_by_id", "draw_by_score", "rotate_and_store"} <= names
     assert {"linear", "linear_silu_mul"} <= names
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_new_sizes_compile_nothing() -> None:
+    """Red when a kernel is compiled for the size of an image or of a batch: then an unusual one holds up all answers."""
+    roots = [str(Path(sightline.__file__).parents[1]), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
+    program = Path(__file__).with_name("count_kernels.py")
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    counts = {name: int(count) for name, count in map(str.split, done.stdout.splitlines())}
+    # Decoding has a kernel for each power of two of parts that keys are split into; those are compiled at the start.
+    assert counts.pop("_decode_part") <= 3 and counts.pop("_join", 0) <= 3
+    assert {"_resize_pass", "_cut", "_places", "_add_positions", "_rotate", "_rotate_halves", "_gather"} <= set(counts)
+    assert set(counts.values()) == {1}

@@ -25,7 +25,7 @@ _ROWS = 16  # rows of the smallest matrix product
 _MOST_PARTS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_pages"])
 def _decode_part(
     q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, out, scale, max_pages,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, PARTS: tl.constexpr,

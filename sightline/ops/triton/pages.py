@@ -9,6 +9,7 @@ from sightline.ops.triton import next_power_of_2, runs_here
 
 _TOKENS = 8  # of a program
 _MOST = 8192  # numbers of a token's keys
+_SEQUENCES = 256  # whose lengths are read at least: few numbers of them mean few kernels to compile
 
 
 @triton.jit(do_not_specialize=["sequences", "max_pages"])
@@ -64,6 +65,6 @@ def gather_pages_triton(
     longest = rows_of((max(context_lengths_host),), multiple)
     _gather[(triton.cdiv(longest, _TOKENS), sequences)](
         k_cache, v_cache, page_table, context_lengths, keys, values, starts, sequences, page_table.shape[1], multiple,
-        page_size, size, next_power_of_2(size), _TOKENS, next_power_of_2(sequences), num_warps=4,
+        page_size, size, next_power_of_2(size), _TOKENS, max(_SEQUENCES, next_power_of_2(sequences)), num_warps=4,
     )  # fmt: skip
     return keys, values, starts

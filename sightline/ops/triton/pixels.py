@@ -18,10 +18,11 @@ from sightline.ops.triton import next_power_of_2, runs_here
 _LINES, _VALUES = 4, 256
 
 
-@triton.jit
+# Sizes of images are no part of what is compiled: a new one would hold everybody up while it is.
+@triton.jit(do_not_specialize=["lines", "in_size", "out_size", "values", "taps"])
 def _resize_pass(
-    source, out, indices, weights, lines, in_size, out_size, values,
-    TAPS: tl.constexpr, BITS: tl.constexpr, BLOCK_LINES: tl.constexpr, BLOCK_VALUES: tl.constexpr,
+    source, out, indices, weights, lines, in_size, out_size, values, taps,
+    BITS: tl.constexpr, BLOCK_LINES: tl.constexpr, BLOCK_VALUES: tl.constexpr,
 ):  # fmt: skip
     """[lines, in_size, values] -> [lines, out_size, values]; a program takes some lines and some (place, value)."""
     line = (tl.program_id(0) * BLOCK_LINES + tl.arange(0, BLOCK_LINES)).to(tl.int64)
@@ -31,7 +32,7 @@ def _resize_pass(
     known = at < out_size * values
     inside = (line < lines)[:, None] & known[None, :]
     total = tl.full([BLOCK_LINES, BLOCK_VALUES], 1 << (BITS - 1), tl.int32)
-    for tap in range(TAPS):
+    for tap in range(taps):
         index = tl.load(indices + tap * out_size + place, mask=known, other=0)
         weight = tl.load(weights + tap * out_size + place, mask=known, other=0)
         pixel = tl.load(source + (line * in_size * values)[:, None] + (index * values + value)[None, :], mask=inside, other=0)
@@ -68,7 +69,7 @@ def _resized_axis(images: torch.Tensor, axis: int, out_size: int) -> torch.Tenso
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns", "width", "frame_pixels"])
 def _cut(
     images, table, out, rows, columns, width, frame_pixels, features,
     patch: tl.constexpr, merge: tl.constexpr, TIME: tl.constexpr, FRAMES: tl.constexpr, BLOCK: tl.constexpr,

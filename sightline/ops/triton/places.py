@@ -10,13 +10,13 @@ from sightline.ops.triton import runs_here
 _BLOCK = 256
 
 
-@triton.jit
-def _places(grids, starts, row_col, sizes, images, patches, merge: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["images", "patches", "steps"])
+def _places(grids, starts, row_col, sizes, images, patches, steps, merge: tl.constexpr, BLOCK: tl.constexpr):
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < patches
     low = tl.zeros([BLOCK], tl.int32)  # the image is in [low, high)
     high = low + images
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (low + high) // 2
         beyond = tl.load(starts + middle, mask=inside, other=0) <= number
         low = tl.where(beyond, middle, low)
@@ -41,5 +41,5 @@ def patch_places_triton(
     row_col = torch.empty(patches, 2, dtype=torch.int32, device=grids.device)
     sizes = torch.empty_like(row_col)
     steps = images.bit_length()
-    _places[(triton.cdiv(patches, _BLOCK),)](grids, starts, row_col, sizes, images, patches, merge, steps, _BLOCK)
+    _places[(triton.cdiv(patches, _BLOCK),)](grids, starts, row_col, sizes, images, patches, steps, merge, _BLOCK)
     return row_col, sizes

@@ -23,7 +23,7 @@ def _weight(distance, CUBIC: tl.constexpr, a: tl.constexpr):
     return 1 - distance
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["patches"])
 def _add_positions(
     hidden, table, row_col, sizes, out, patches, width, side: tl.constexpr,
     CUBIC: tl.constexpr, ALIGN: tl.constexpr, KEYS: tl.constexpr, BLOCK_PATCHES: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,

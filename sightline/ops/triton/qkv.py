@@ -26,7 +26,7 @@ def _normed(x, weight, sum_of_squares, eps, head_dim: tl.constexpr):
     return (scaled.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _rotate_and_store(
     qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr,
@@ -77,7 +77,7 @@ def _rotate_and_store(
     tl.store(v_cache + v_place, plain, mask=inside & is_v[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _rotate_halves(
     qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
     heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, NORMS: tl.constexpr, BLOCK_HEADS: tl.constexpr,

@@ -16,7 +16,7 @@ from sightline.ops.triton import next_power_of_2, runs_here
 PATCHES, HEADS, WARPS = 1, 16, 1  # of a program, as measured on an H200
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["patches"])
 def _rotate(
     qkv, row_col, cos_table, sin_table, patches, patch_stride, part_stride, head_stride,
     heads: tl.constexpr, half: tl.constexpr, quarter: tl.constexpr, BLOCK_PATCHES: tl.constexpr, BLOCK_HEADS: tl.constexpr,

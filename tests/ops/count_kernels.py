@@ -1,0 +1,89 @@
+"""A program: how many kernels would be compiled for images and batches of many sizes. Each one holds everybody up for a while.
+
+Twins are called with CPU tensors, and in place of a launch what it would be compiled for is noted. Prints a line per kernel.
+"""
+
+import os
+from collections import Counter
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+import sightline.ops.triton
+from ops.compile_kernels import specialised
+from sightline.ops.attention import paged_attention
+from sightline.ops.dispatch import OPS
+from sightline.ops.pages import gather_pages
+from sightline.ops.pixels import patchify, resize_bicubic
+from sightline.ops.places import patch_places
+from sightline.ops.position_grid import add_position_grid
+from sightline.ops.qkv import rotate_and_store
+from sightline.ops.rotary import make_rotary_table, mrope_axes, vision_rotary
+from sightline.ops.twins import register_twins
+
+MEAN = STD = (0.5, 0.5, 0.5)
+kernels: dict[str, set[str]] = {}
+
+
+def note(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    kernels.setdefault(self.__name__, set()).add(str(specialised(self, args, kwargs)))
+
+
+def by_triton(name: str, *arguments: Any) -> Any:
+    twin = next(twin for twin in OPS[name].twins if twin.name.startswith("triton") and twin.when(*arguments))
+    return twin.run(*arguments)
+
+
+def images_of_many_sizes() -> None:
+    for height, width in ((64, 64), (333, 517), (1080, 1920), (48, 2000), (3000, 37), (160, 176)):
+        picture = torch.zeros(1, height, width, 3, dtype=torch.uint8)
+        for out_height, out_width in ((64, 96), (32, 1024), (1056, 32), (448, 448)):
+            for rows_first in (True, False):
+                by_triton("resize_bicubic", picture, out_height, out_width, rows_first)
+            small = torch.zeros(1, out_height, out_width, 3, dtype=torch.uint8)
+            by_triton("patchify", small, MEAN, STD, 16, 2, 2, True, torch.bfloat16)
+
+
+def towers_of_many_patches() -> None:
+    table = make_rotary_table(64, 20, 10000.0, torch.device("cpu"))
+    for images, patches in ((1, 4), (1, 16), (2, 36), (7, 1024), (64, 8160)):
+        grids, starts = torch.zeros(images, 3, dtype=torch.int32), torch.zeros(images + 1, dtype=torch.int32)
+        row_col, sizes = by_triton("patch_places", grids, starts, patches, 2)
+        hidden, positions = torch.zeros(patches, 64).bfloat16(), torch.zeros(256, 64).bfloat16()
+        by_triton("add_position_grid", hidden, positions, row_col, sizes, "bilinear", True)
+        by_triton("vision_rotary", torch.zeros(patches, 3, 2, 80).bfloat16(), row_col, table)
+
+
+def steps_of_many_tokens() -> None:
+    cpu, cache = torch.device("cpu"), torch.zeros(8, 16, 2, 128).bfloat16()
+    table, axes = make_rotary_table(64, 128, 10000.0, cpu), mrope_axes((24, 20, 20), "interleaved", cpu)
+    for tokens in (17, 32, 333, 1024):
+        qkv, positions = torch.zeros(tokens, 8, 128).bfloat16(), torch.zeros(3, tokens, dtype=torch.int32)
+        weight = torch.zeros(128).bfloat16()
+        slots = torch.zeros(tokens, dtype=torch.int64)
+        by_triton("rotate_and_store", qkv, weight, weight, 1e-6, positions, table, axes, "halves", cache, cache, slots)
+    for sequences, pages in ((1, 1), (1, 16), (3, 17), (200, 4)):
+        page_table = torch.zeros(sequences, pages, dtype=torch.int32)
+        lengths, starts = torch.ones(sequences, dtype=torch.int32), torch.arange(sequences + 1, dtype=torch.int32)
+        by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128)
+        q = torch.zeros(sequences, 4, 128).bfloat16()
+        by_triton("paged_attention", q, cache, cache, page_table, starts, lengths, (1,) * sequences, (100,) * sequences)
+
+
+def main() -> None:
+    assert os.environ.get("TRITON_INTERPRET") != "1"
+    sightline.ops.triton.INTERPRETED = True  # twins take CPU tensors
+    JITFunction.run = note
+    ops = (resize_bicubic, patchify, patch_places, add_position_grid, vision_rotary, rotate_and_store, gather_pages)
+    assert all(op.name in OPS for op in (*ops, paged_attention))
+    register_twins()
+    images_of_many_sizes()
+    towers_of_many_patches()
+    steps_of_many_tokens()
+    for name, count in Counter({name: len(found) for name, found in kernels.items()}).items():
+        print(name, count)
+
+
+if __name__ == "__main__":
+    main()
