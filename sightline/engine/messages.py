@@ -201,6 +201,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     preemptions: int
     steps: int
     tokens: int
+    graphs: int  # recorded CUDA graphs
+    gpu_bytes: int  # that torch has taken from the GPU, used or kept for later
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -81,6 +81,7 @@ class EngineServer:
                 self._forget(message.number)
         elif isinstance(message, Flush):
             self._engine.flush()
+            self._engine.runner.give_memory_back()
             self._send(Done(message.number))
         elif isinstance(message, Ping):
             self._send(self.stats())
@@ -192,6 +193,8 @@ class EngineServer:
             preemptions=schedule.preemptions,
             steps=counts.steps,
             tokens=counts.tokens,
+            graphs=self._engine.runner.recorded_graphs,
+            gpu_bytes=self._engine.runner.gpu_bytes,
         )
 
 

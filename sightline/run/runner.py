@@ -109,6 +109,20 @@ class Runner:
         if self.step_graphs is not None:
             self.step_graphs.record_all()
 
+    @property
+    def recorded_graphs(self) -> int:
+        return sum(len(graphs) for graphs in (self._graphs, self.step_graphs) if graphs is not None)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """What torch has taken from the GPU, in use or kept for later; 0 on a CPU."""
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+
+    def give_memory_back(self) -> None:
+        """What torch keeps for later steps goes back to the GPU; the next ones take it again."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def encode(self, encodes: Seq[Encode], aside: bool = False) -> Encoded:
         """Fills the reserved entries. An item that cannot be decoded fails alone; its entry is left to the caller.
 

@@ -111,6 +111,8 @@ class Metrics(Observer):
         self._waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of key/value pages that answers in the making use, 0 to 1.")
         self._memory = self._gauge("engine_memory_bytes", "Memory that the engine took when it started.", "part")
+        self._gpu_bytes = self._gauge("engine_gpu_bytes", "Memory of the GPU that the engine holds now, libraries apart.")
+        self._graphs = self._gauge("engine_graphs", "CUDA graphs that the engine has recorded.")
         self._up = self._gauge("engine_up", "1 while an engine is loaded and answers, 0 while it loads or has crashed.")
         self._info = self._gauge("info", "Always 1; its labels say what is served.", "version", "model", "device", "dtype")
         self._restarts = self._counter("engine_restarts", "Crashes of the engine, after which it is started again.")
@@ -215,6 +217,8 @@ class Metrics(Observer):
         self._grow(self._preemptions, "preemptions", stats.preemptions)
         self._grow(self._steps, "steps", stats.steps)
         self._grow(self._step_tokens, "tokens", stats.tokens)
+        self._gpu_bytes.set(stats.gpu_bytes)
+        self._graphs.set(stats.graphs)
 
     def _grow(self, counter: Counter, name: str, count: int) -> None:
         """The engine process has counted so far; what is new of it is added."""

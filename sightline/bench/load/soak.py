@@ -287,7 +287,13 @@ def complaints(config: SoakConfig, tally: Tally, before: Holding, after: Holding
 
 
 def _shown(holding: Holding) -> str:
-    parts = (("GPU", holding.gpu_mb), ("API", holding.api_mb), ("engine", holding.engine_mb))
+    own = holding.metrics.get("sightline:engine_gpu_bytes")
+    parts = (
+        ("GPU", holding.gpu_mb),
+        ("torch on it", own / 2**20 if own else None),
+        ("API", holding.api_mb),
+        ("engine", holding.engine_mb),
+    )
     return ", ".join(f"{name} {value:.0f} MB" for name, value in parts if value is not None) or "no memory known"
 
 
