@@ -43,9 +43,9 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from sightline.bench.load.connection import in_event_loop
     from sightline.bench.load.multiturn import MultiturnConfig, last_round_figures, round_fields
     from sightline.bench.load.record import heading
-    from sightline.bench.load.serve import in_event_loop
 
     seed = chosen_seed(arguments)
     config = MultiturnConfig(
@@ -82,8 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(config: "MultiturnConfig") -> tuple[str, "list[Round]"]:
+    from sightline.bench.load.connection import connected
     from sightline.bench.load.multiturn import run_multiturn
-    from sightline.bench.load.serve import connected, words_to_tokens
+    from sightline.bench.load.serve import words_to_tokens
 
     async with connected(config.target) as target:
         return target.model, await run_multiturn(config, target, await words_to_tokens(target))

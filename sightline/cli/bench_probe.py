@@ -40,9 +40,9 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from sightline.bench.load.connection import in_event_loop
     from sightline.bench.load.probe import ProbeConfig, largest, probe_fields
     from sightline.bench.load.record import heading
-    from sightline.bench.load.serve import in_event_loop
 
     seed = chosen_seed(arguments)
     config = ProbeConfig(
@@ -84,8 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(config: "ProbeConfig") -> tuple[str, "list[Probe]"]:
+    from sightline.bench.load.connection import connected
     from sightline.bench.load.probe import run_probe
-    from sightline.bench.load.serve import connected, words_to_tokens
+    from sightline.bench.load.serve import words_to_tokens
 
     async with connected(config.target) as target:
         return target.model, await run_probe(config, target, await words_to_tokens(target), _print)

@@ -112,11 +112,12 @@ def run(arguments: argparse.Namespace) -> int:
         progress=not arguments.no_progress,
     )
     done = bench_serve(config, say=lambda line: print(line, file=sys.stderr))
-    print(result_block(done.figures, done.result.lag, config.request_rate, config.max_concurrency))
+    busy = done.device_busy_share
+    print(result_block(done.figures, done.result.lag, config.request_rate, config.max_concurrency, busy))
     for warning in warnings(done.figures, done.result.lag):
         print(f"Warning: {warning}", file=sys.stderr)
     settings = _settings(arguments, done.model, config)
-    keep_record(arguments, serve_record(done.result, done.figures, settings, arguments.save_texts))
+    keep_record(arguments, serve_record(done.result, done.figures, settings, arguments.save_texts, busy))
     if arguments.summary_key is not None:
         value = serve_figure(arguments.summary_key, done.figures)
         if value is None:

@@ -36,7 +36,7 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from sightline.bench.load.serve import in_event_loop
+    from sightline.bench.load.connection import in_event_loop
     from sightline.bench.load.soak import SoakConfig, result_fields
     from sightline.bench.summary import add_to_summary
 
@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _measure(target_settings: "TargetConfig", config: "SoakConfig") -> "tuple[SoakResult, str]":
-    from sightline.bench.load.serve import connected, words_to_tokens
+    from sightline.bench.load.connection import connected
+    from sightline.bench.load.serve import words_to_tokens
     from sightline.bench.load.server_metrics import served_device
     from sightline.bench.load.soak import run_soak
 

@@ -72,6 +72,7 @@ class Engine:
         self._numbers = itertools.count()
         self._line: tuple[int, ...] = ()  # who ran and waited when upcoming images were last looked for
         self._times = StageTimes()
+        self.busy = StageClock()  # how long the device worked: steps, tower
         self._launched: Launched | None = None
         self._idle = False  # the last step computed nothing
         self._overlap = weight.is_cuda if config.overlap is None else config.overlap
@@ -203,6 +204,8 @@ class Engine:
         beside = self._run_encodes([encode for encode in step.encodes if encode.aside], aside=True)
         self._times.note_aside(step, beside)
         self._times.note_encode(step, result, self._answers)
+        if result.tower is not None:
+            self._times.pending.append(DeviceTime(result.tower, [self.busy], "tower"))
         result.failures.update(beside.failures)
         if not result.failures:
             return [], step
@@ -257,6 +260,7 @@ class Engine:
         filling = [self._answers[sequence.id].clock for sequence in empty]
         with DeviceTimer(self.runner.device) as timer:
             readout = self.runner.compute(step.chunks, [answer.row for answer in sampling])
+        self._times.pending.append(DeviceTime(timer, [self.busy], "steps"))
         if filling:
             self._times.pending.append(DeviceTime(timer, filling, "prefill"))
         return None if readout is None else Launched(step, readout, sampling, self._times.take())

@@ -202,6 +202,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     steps: int
     tokens: int
     graphs: int  # recorded CUDA graphs
+    step_seconds: float  # that the device worked on steps
+    tower_seconds: float  # that it worked on images in steps, not beside them
     gpu_bytes: int  # that torch has taken from the GPU, used or kept for later
 
 

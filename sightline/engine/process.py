@@ -194,6 +194,8 @@ class EngineServer:
             steps=counts.steps,
             tokens=counts.tokens,
             graphs=self._engine.runner.recorded_graphs,
+            step_seconds=self._engine.busy.seconds.get("steps", 0.0),
+            tower_seconds=self._engine.busy.seconds.get("tower", 0.0),
             gpu_bytes=self._engine.runner.gpu_bytes,
         )
 

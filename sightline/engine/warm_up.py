@@ -78,6 +78,7 @@ def _answer(engine: Engine, asked: list[tuple[Request, SamplingParams]]) -> None
 
 def _count_anew(engine: Engine) -> None:
     engine.runner.counts = RunnerCounts()
+    engine.busy.seconds.clear()
     pages, rows = engine.schedule.pages, engine.schedule.embeddings
     pages.hits = pages.evictions = 0
     rows.hits = rows.misses = rows.evictions = rows.host_hits = 0

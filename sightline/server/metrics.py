@@ -40,7 +40,7 @@ class Metrics(Observer):
         disable_created_metrics()  # type: ignore[no-untyped-call] # when a counter was made is nobody's question
         self.registry = CollectorRegistry()
         self._model = model
-        self._last: dict[str, int] = {}  # what the engine's counters were when it last told
+        self._last: dict[str, float] = {}  # what the engine's counters were when it last told
         self._kv_bytes = 0
         self._host_cache = False
         self._make_request_metrics()
@@ -111,6 +111,7 @@ class Metrics(Observer):
         self._waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of key/value pages that answers in the making use, 0 to 1.")
         self._memory = self._gauge("engine_memory_bytes", "Memory that the engine took when it started.", "part")
+        self._busy = self._counter("engine_busy_seconds", "Seconds that the device worked for the engine.", "part")
         self._gpu_bytes = self._gauge("engine_gpu_bytes", "Memory of the GPU that the engine holds now, libraries apart.")
         self._graphs = self._gauge("engine_graphs", "CUDA graphs that the engine has recorded.")
         self._up = self._gauge("engine_up", "1 while an engine is loaded and answers, 0 while it loads or has crashed.")
@@ -124,6 +125,8 @@ class Metrics(Observer):
                 metric.labels(cache)
         for cache in ("prefix", "embedding"):
             self._evictions.labels(cache)
+        for part in ("steps", "tower"):
+            self._busy.labels(part)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"sightline:{name}", text, labels, registry=self.registry)
@@ -217,10 +220,12 @@ class Metrics(Observer):
         self._grow(self._preemptions, "preemptions", stats.preemptions)
         self._grow(self._steps, "steps", stats.steps)
         self._grow(self._step_tokens, "tokens", stats.tokens)
+        self._grow(self._busy.labels("steps"), "step seconds", stats.step_seconds)
+        self._grow(self._busy.labels("tower"), "tower seconds", stats.tower_seconds)
         self._gpu_bytes.set(stats.gpu_bytes)
         self._graphs.set(stats.graphs)
 
-    def _grow(self, counter: Counter, name: str, count: int) -> None:
+    def _grow(self, counter: Counter, name: str, count: float) -> None:
         """The engine process has counted so far; what is new of it is added."""
         counter.inc(max(0, count - self._last.get(name, 0)))
         self._last[name] = count

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from certificates import make_certificate
+from sightline.bench.load.connection import in_event_loop
 from sightline.bench.load.http import HttpClient, Reply, TransportError
 from sightline.bench.load.lag import LagMeter
-from sightline.bench.load.serve import in_event_loop
 from sightline.errors import ConfigError
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

@@ -37,10 +37,12 @@ def test_serve(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixt
     assert record["total_input_tokens"] == record["total_input_vision_tokens"] + record["total_input_text_tokens"]
     assert record["max_concurrent_requests"] <= 3
     assert record["total_cached_tokens"] == 0
+    assert 0 < record["device_busy_share"] <= 1
     again = bench("serve", server, file, *flags)  # the same seed: the server has seen it all
     assert again["total_cached_tokens"] > 0.5 * again["total_input_tokens"]
     out = capsys.readouterr().out
     assert f"Total input vision tokens:               {record['total_input_vision_tokens']}" in out
+    assert f"Device busy with steps (%):              {100 * record['device_busy_share']:.2f}" in out
 
 
 @pytest.mark.parametrize("flags", [["--dataset-name", "text"], ["--dataset-name", "video", "--video-frames", "4"]])

@@ -234,7 +234,9 @@ def test_the_prompt_alone_counts_as_prefill(folder: Path, monkeypatch: pytest.Mo
     told.clear()
     run.add(request)
     run.run()
-    assert told == ["prefill", "prefill"]
+    assert [stage for stage in told if stage != "steps"] == ["prefill", "prefill"]
+    assert told.count("steps") == run.engine.runner.counts.steps > 2, "every step counts once as the device's work"
+    assert run.engine.busy.seconds.keys() == {"steps"} and run.engine.busy.seconds["steps"] > 0
 
 
 def test_with_overlap_tokens_are_told_a_step_late(folder: Path, overlap: bool) -> None:

@@ -199,6 +199,9 @@ def test_no_counter_goes_backwards_when_the_engine_restarts(small: RunningServer
     assert value(after, "engine_restarts_total") == 1 and value(after, "engine_up") == 1
     assert value(after, "images_decoded_total") - value(before, "images_decoded_total") == 1, "the new engine knows no image"
     assert value(after, "engine_steps_total") > value(before, "engine_steps_total")
+    for part in ("steps", "tower"):
+        name = "engine_busy_seconds_total"
+        assert 0 < value(after, name, part=part) - value(before, name, part=part) < 60
 
 
 def test_hits_of_the_host_cache(small: RunningServer) -> None:

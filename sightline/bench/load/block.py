@@ -9,8 +9,10 @@ from sightline.bench.load.statistics import Spread, Statistics
 WIDTH = 50
 
 
-def result_block(figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None) -> str:
-    return "\n".join(_lines(figures, lag, rate, max_concurrency))
+def result_block(
+    figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None, device_busy_share: float | None = None
+) -> str:
+    return "\n".join(_lines(figures, lag, rate, max_concurrency, device_busy_share))
 
 
 def warnings(figures: Statistics, lag: Lag) -> list[str]:
@@ -40,7 +42,9 @@ def _title(text: str, fill: str) -> str:
     return f"{text:{fill}^{WIDTH}}"
 
 
-def _lines(figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None) -> Iterator[str]:
+def _lines(
+    figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None, device_busy_share: float | None
+) -> Iterator[str]:
     yield _title(" Serving Benchmark Result ", "=")
     yield row("Traffic request rate", "inf" if rate == float("inf") else rate)
     yield row("Max request concurrency", max_concurrency if max_concurrency else "not set")
@@ -59,6 +63,8 @@ def _lines(figures: Statistics, lag: Lag, rate: float, max_concurrency: int | No
     yield row("Peak concurrent requests", figures.peak_concurrency)
     yield row("Total token throughput (tok/s)", figures.total_throughput)
     yield row("Concurrency", figures.concurrency)
+    if device_busy_share is not None:
+        yield row("Device busy with steps (%)", 100 * device_busy_share)
     yield from _section("End-to-End Latency", "E2E Latency", figures.e2el)
     yield from _section("Time to First Token", "TTFT", figures.ttft)
     if figures.text_came_later:

@@ -15,7 +15,13 @@ from sightline.bench.load.lag import Lag
 from sightline.bench.load.statistics import Spread, Statistics
 
 
-def serve_record(result: LoadResult, figures: Statistics, settings: Mapping[str, Any], with_texts: bool) -> dict[str, Any]:
+def serve_record(
+    result: LoadResult,
+    figures: Statistics,
+    settings: Mapping[str, Any],
+    with_texts: bool,
+    device_busy_share: float | None = None,
+) -> dict[str, Any]:
     """Times in lists are seconds, of all requests in their order; a failed one has 0 and no gaps. Figures end in _ms."""
     answers = result.answers
     good = [answer.failure is None for answer in answers]
@@ -38,6 +44,7 @@ def serve_record(result: LoadResult, figures: Statistics, settings: Mapping[str,
         "max_output_tokens_per_s": figures.peak_output_tokens_per_s,
         "max_concurrent_requests": figures.peak_concurrency,
         "concurrency": figures.concurrency,
+        "device_busy_share": device_busy_share,
     }
     for name, spread in (
         ("ttft", figures.ttft),

@@ -1,22 +1,20 @@
 """`sightline bench serve`: prepare, warm up, load, count."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from sightline.bench.load.arrivals import arrival_times
 from sightline.bench.load.body import RequestOptions, request_body
+from sightline.bench.load.connection import connected, in_event_loop
 from sightline.bench.load.datasets import DatasetConfig, make_samples
 from sightline.bench.load.generate import Body, LoadResult, generate_load
 from sightline.bench.load.progress import Bar
+from sightline.bench.load.server_metrics import busy_seconds, fetch_metrics
 from sightline.bench.load.statistics import Statistics, statistics
 from sightline.bench.load.target import Target, TargetConfig, TargetError
 from sightline.bench.load.texts import tokens_per_word
 from sightline.errors import ConfigError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,29 +47,11 @@ class ServeRun:
     model: str
     result: LoadResult
     figures: Statistics
+    device_busy_share: float | None = None  # of the time that the load lasted, as far as the server tells
 
 
 def bench_serve(config: ServeConfig, say: Callable[[str], None] = lambda line: None) -> ServeRun:
     return in_event_loop(_run(config, say))
-
-
-def in_event_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Runs on uvloop where there is one: it reads hundreds of sockets with a third of the work."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
-
-
-@asynccontextmanager
-async def connected(config: TargetConfig) -> AsyncIterator[Target]:
-    target = Target(config)
-    try:
-        await target.look_up()
-        yield target
-    finally:
-        target.close()
 
 
 async def _run(config: ServeConfig, say: Callable[[str], None]) -> ServeRun:
@@ -94,8 +74,11 @@ async def _measure(config: ServeConfig, target: Target, say: Callable[[str], Non
         await _warm_up(config, target, first)
     with Bar("Measuring", len(bodies), config.progress) as bar:
         arrivals = arrival_times(len(bodies), config.request_rate, config.dataset.seed)
+        before = busy_seconds(await fetch_metrics(target))
         result = await generate_load(target, bodies, arrivals, config.max_concurrency, config.stream, bar)
-    return ServeRun(target.model, result, statistics(result.answers, result.duration))
+        after = busy_seconds(await fetch_metrics(target))
+    share = None if before is None or after is None else (after - before) / result.duration
+    return ServeRun(target.model, result, statistics(result.answers, result.duration), share)
 
 
 async def _warm_up(config: ServeConfig, target: Target, bodies: Sequence[Body]) -> None:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from sightline.bench.load.connection import connected, in_event_loop
 from sightline.bench.load.http import TransportError
 from sightline.bench.load.machine import gpu_name
-from sightline.bench.load.serve import connected, in_event_loop
 from sightline.bench.load.target import Target, TargetConfig
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -33,6 +33,12 @@ async def fetch_metrics(target: Target) -> dict[str, float]:
 def metric(metrics: Mapping[str, float], name: str) -> float:
     """A metric of Sightline's; 0 if it is not there."""
     return metrics.get(f"sightline:{name}", 0.0)
+
+
+def busy_seconds(metrics: Mapping[str, float]) -> float | None:
+    """How long the device has worked on steps and on images in them; None where a server does not tell."""
+    told = [value for name, value in metrics.items() if name.startswith("sightline:engine_busy_seconds_total{")]
+    return sum(told) if told else None
 
 
 async def served_device(target: Target) -> str:
