@@ -62,12 +62,22 @@ def page_keys(
     begin, end = first_page * page_size, len(token_ids) // page_size * page_size
     ids = memoryview(_int32_bytes(token_ids[begin:end]))
 
+    assert all(len(key) == KEY_BYTES for key in item_keys), f"an item's key has {KEY_BYTES} bytes"
     keys: list[bytes] = []
     key = root if parent is None else parent
+    head, count, join = _PAGE, _COUNT.pack(page_size), b"".join
     # The first span that can reach past `begin`: the last to start at or before it, or else the first of all.
     next_span = max(bisect_right(spans, begin, key=lambda span: span.start) - 1, 0)
     for page_start in range(begin, end, page_size):
         page_end = page_start + page_size
+        if next_span < len(spans):
+            start, rows = spans[next_span].start, spans[next_span].count
+            if start <= page_start and page_end < start + rows:  # most pages lie inside an image: the same in one call
+                span = spans[next_span]
+                run = _RUN.pack(0, item_keys[span.item], span.row + page_start - start, page_size)
+                key = sha256(join((head, key, count, ids[(page_start - begin) * 4 : (page_end - begin) * 4], run))).digest()
+                keys.append(key)
+                continue
         runs: list[VisionRun] = []
         while next_span < len(spans) and spans[next_span].start < page_end:
             span = spans[next_span]

@@ -26,7 +26,7 @@ from sightline.run.sampling_params import ResolvedSampling
 from sightline.schedule.plan import plan_step
 from sightline.schedule.progress import abandon_encode, admit, advance, finish, finish_encodes, take_tokens
 from sightline.schedule.state import Chunk, Encode, Sequence, Status, Step
-from sightline.schedule.upcoming import upcoming_items
+from sightline.schedule.upcoming import needs, upcoming_items
 from sightline.spec import ProcessorSpec
 from sightline.stream.detokenise import IncrementalText
 from sightline.timing import StageClock
@@ -214,7 +214,7 @@ class Engine:
             failure = result.failures.get(encode.entry.key)
             if failure is not None:
                 line = (*self.schedule.running, *self.schedule.waiting)
-                updates += self._fail([s for s in line if encode.entry.key in s.item_keys], failure)
+                updates += self._fail([s for s in line if needs(self.schedule, s, encode.entry.key)], failure)
                 abandon_encode(self.schedule, encode.entry)
         chunks = tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING)
         encodes = tuple(encode for encode in step.encodes if encode.entry.key not in result.failures)

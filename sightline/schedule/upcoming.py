@@ -1,9 +1,9 @@
-"""Which images will have to be encoded soon, so that their pixels can be decoded while the device computes something else."""
+"""Which images sequences have yet to compute; those that will have to be encoded soon are decoded while the device computes."""
 
 from collections.abc import Iterator
 
 from sightline.schedule.plan import AHEAD_SEQUENCES, extend_keys
-from sightline.schedule.state import Schedule, Sequence
+from sightline.schedule.state import Schedule, Sequence, Status
 from sightline.types import MediaItem
 
 
@@ -16,6 +16,17 @@ def upcoming_items(schedule: Schedule) -> Iterator[MediaItem]:
         if next(_missing(schedule, sequence, 0), None) is not None:
             extend_keys(sequence)
             yield from _missing(schedule, sequence, len(schedule.pages.match(sequence.keys)) * sequence.page_size)
+
+
+def needs(schedule: Schedule, sequence: Sequence, key: bytes) -> bool:
+    """Whether a sequence has yet to compute tokens of the item with this key: it is not past them, nor are they cached."""
+    if key not in sequence.item_keys:
+        return False
+    reached = sequence.computed
+    if sequence.status is Status.WAITING:
+        extend_keys(sequence)
+        reached = len(schedule.pages.match(sequence.keys)) * sequence.page_size
+    return any(own == key and end > reached for own, end in zip(sequence.item_keys, sequence.item_ends, strict=True))
 
 
 def _missing(schedule: Schedule, sequence: Sequence, after: int) -> Iterator[MediaItem]:

@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from engine.harness import driver, plain_answer, request_of, small_picture
 from sightline.errors import MissingMediaError
+from sightline.run.runner import Encoded
 from sightline.types import Request
 
 
@@ -48,3 +52,28 @@ def test_bytes_of_another_request_serve_it(tiny_checkpoints: dict[str, Path]) ->
         made.run()
         assert not made.errors
         assert [made.tokens(number) for number in numbers] == [plain_answer(folder, request)] * 2
+
+
+@pytest.mark.parametrize("salt", ["", "other"])
+def test_who_is_past_an_image_does_not_fail_with_it(tiny_checkpoints: dict[str, Path], salt: str) -> None:
+    """An image is gone from the cache, and to encode it again fails. Red when that ends an answer that has used it before, or
+    a request that finds its tokens in the prefix cache."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    made = driver(folder, page_size=4)
+    request = request_of(folder, small_picture(1), "What is it?")
+    first = made.add(request, tokens=8)
+    made.run(until=lambda: any(sequence.computed >= len(request) for sequence in made.engine.schedule.running))
+    made.engine.flush()  # its rows are gone, but not the pages that it uses
+
+    def fails(*_: Any) -> Encoded:
+        raise ValueError("no")
+
+    made.engine.runner.encode = fails  # type: ignore[method-assign]
+    second = made.add(request, tokens=8, cache_salt=salt)
+    made.run()
+    assert made.tokens(first) == plain_answer(folder, request)
+    if salt:
+        assert "no" in str(made.errors[second])
+    else:
+        assert made.tokens(second) == plain_answer(folder, request)
+    made.engine.check_integrity()
