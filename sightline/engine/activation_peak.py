@@ -152,6 +152,14 @@ def pixel_bytes(processor: ProcessorSpec, max_image_pixels: int) -> int:
     return _PIXEL_COPIES * max(3 * max_image_pixels * processor.video.temporal_patch_size, GROUP_BYTES)
 
 
+def fewer_pixels(processor: ProcessorSpec, max_image_pixels: int, saving: int) -> int | None:
+    """A max_image_pixels, in whole millions, that takes `saving` bytes less; None if there is none."""
+    per_pixel = _PIXEL_COPIES * 3 * processor.video.temporal_patch_size
+    fewer = (max_image_pixels - -(-saving // per_pixel)) // 10**6 * 10**6
+    enough = fewer > 0 and pixel_bytes(processor, max_image_pixels) - pixel_bytes(processor, fewer) >= saving
+    return fewer if enough else None
+
+
 def decoder_bytes(config: EngineConfig, max_image_pixels: int) -> int:
     """What a library that decodes JPEGs on the GPU keeps there for itself, of the largest that it is given, in each thread; and
     what it puts out, in groups, of which those of the last steps may be there still."""

@@ -7,13 +7,15 @@
 On a CPU memory is not the engine's to divide: pages and arena have fixed sizes, and steps take what they need.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from sightline.config import EngineConfig
-from sightline.engine.activation_peak import GraphSizes, Peaks, measure_peaks
+from sightline.engine.activation_peak import GraphSizes, Peaks, fewer_pixels, measure_peaks
 from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
 from sightline.spec import ModelSpec, ProcessorSpec
@@ -73,7 +75,8 @@ def plan_memory(
         return plan_on_cpu(config, model.spec, weight.dtype, longest)
     rows = _blocks(config, model.spec, weight.dtype, _GPU_ARENA_GB) * BLOCK_ROWS
     peaks = measure_peaks(model, processor, config, longest, min(rows, longest), max_image_pixels, graphs)
-    return plan_on_gpu(config, model.spec, weight.dtype, longest, _look_at(weight.device), peaks)
+    smaller_sources = functools.partial(fewer_pixels, processor, max_image_pixels)
+    return plan_on_gpu(config, model.spec, weight.dtype, longest, _look_at(weight.device), peaks, smaller_sources)
 
 
 def check_limits(config: EngineConfig) -> None:
@@ -103,8 +106,15 @@ def plan_on_cpu(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, longe
 
 
 def plan_on_gpu(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, longest: int, device: DeviceMemory, peaks: Peaks
+    config: EngineConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    longest: int,
+    device: DeviceMemory,
+    peaks: Peaks,
+    smaller_sources: Callable[[int], int | None] = lambda saving: None,
 ) -> MemoryPlan:
+    """`smaller_sources` knows a max_image_pixels that saves so many bytes, if there is one."""
     page_bytes, row_bytes = _page_bytes(config, spec, dtype), _row_bytes(spec, dtype)
     blocks = _blocks(config, spec, dtype, _GPU_ARENA_GB)
     arena = blocks * BLOCK_ROWS * row_bytes
@@ -117,7 +127,9 @@ def plan_on_gpu(
         _refuse_small_cache(config, pages, page_bytes, longest)
     shortage = least * page_bytes - room
     if shortage > 0:
-        raise ConfigError(_advice(config, longest, device, peaks, arena, pages, page_bytes, shortage))
+        raise ConfigError(
+            _advice(config, longest, device, peaks, arena, pages, page_bytes, shortage, smaller_sources(shortage))
+        )
     host = int(config.embedding_host_cache_gb * _GB)
     return MemoryPlan(pages, page_bytes, blocks, row_bytes, host, peaks, MARGIN_BYTES, device.others, device.total)
 
@@ -166,6 +178,7 @@ def _advice(
     pages: int,
     page_bytes: int,
     shortage: int,
+    max_image_pixels: int | None,
 ) -> str:
     """Why the plan does not fit, and each single change that would make it fit."""
     ways = []
@@ -185,6 +198,8 @@ def _advice(
     patches = config.max_patches_per_step - _share(config.max_patches_per_step, shortage, peaks.tower)
     if patches >= 4096:
         ways.append(f"lower max_patches_per_step and max_pixels so that a step has {patches // 64 * 64} patches")
+    if max_image_pixels is not None:
+        ways.append(f"lower max_image_pixels to {max_image_pixels}")
     if arena - shortage >= _GB // 4:
         ways.append(f"lower embedding_cache_gb to {math.floor((arena - shortage) / _GB * 100) / 100}")
     fits = "; ".join(("", *ways[:1])) + "".join(f", or {way}" for way in ways[1:])

@@ -15,6 +15,7 @@ from sightline.engine.activation_peak import (
     GraphSizes,
     Peaks,
     decoder_bytes,
+    fewer_pixels,
     graph_sizes,
     largest_frame,
     largest_item,
@@ -201,6 +202,31 @@ def test_pixels_have_room_for_one_large_source(tiny_checkpoints: dict[str, Path]
     image = dataclasses.replace(processor.image, max_pixels=max_pixels, patch_size=16)
     assert pixel_bytes(dataclasses.replace(processor, image=image), 150_000_000) == 3 * 2 * 3 * 150_000_000
     assert pixel_bytes(processor, 1) == 3 * GROUP_BYTES
+
+
+@pytest.mark.parametrize("saving", [1, 10**6, 10**9, 19 * 10**8])
+def test_smaller_sources_save_what_is_asked(tiny_checkpoints: dict[str, Path], saving: int) -> None:
+    processor = loaded(tiny_checkpoints["qwen3-vl"]).processor
+    fewer = fewer_pixels(processor, 150_000_000, saving)
+    if saving > 18 * (150_000_000 - GROUP_BYTES // 6):  # below a group of small ones nothing is saved
+        assert fewer is None
+    else:
+        assert fewer is not None and 0 < fewer < 150_000_000 and fewer % 10**6 == 0
+        assert pixel_bytes(processor, 150_000_000) - pixel_bytes(processor, fewer) >= saving
+
+
+def test_a_refusal_names_smaller_sources(spec: Any) -> None:
+    least = 20 * GB + 4 * GB + PEAKS.activations + PEAKS.graphs + MARGIN_BYTES + (262_144 // 16 + 1) * 16 * 147_456
+    device = DeviceMemory(total=int(least / 0.9) - GB // 2, taken=20 * GB, others=GB)
+    asked: list[int] = []
+
+    def smaller(saving: int) -> int:
+        asked.append(saving)
+        return 90_000_000
+
+    with pytest.raises(ConfigError, match="or lower max_image_pixels to 90000000"):
+        plan_on_gpu(EngineConfig(), spec, torch.bfloat16, 262_144, device, PEAKS, smaller)
+    assert 0.4 * GB < asked[0] < 0.5 * GB
 
 
 def test_a_decoder_on_the_gpu_keeps_room_of_its_own() -> None:
