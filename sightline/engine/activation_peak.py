@@ -15,6 +15,7 @@ from sightline.config import EngineConfig
 from sightline.engine.rehearsal import rehearse_language, rehearse_sampling, rehearse_tower
 from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
+from sightline.ops.pages import most_gathered
 from sightline.run.runner import choose_decode_threads
 from sightline.run.step_graphs import buckets
 from sightline.spec import ProcessorSpec, VisionSpec
@@ -111,15 +112,16 @@ def measure_peaks(
     device, vocab = weight.device, model.spec.text.vocab_size
     at_once = max(config.max_patches_per_step, largest_frame(processor))
 
-    def language(tokens: int, sequences: int) -> int:
-        return _peak(device, lambda: rehearse_language(model, tokens, sequences, longest, config.page_size))
+    def language(tokens: int, sequences: int, context: int = longest) -> int:
+        return _peak(device, lambda: rehearse_language(model, tokens, sequences, context, config.page_size))
 
     def tower(patches: int) -> int:
         return _peak(device, lambda: rehearse_tower(model, patches))
 
     with _naming("max_num_batched_tokens", config.max_num_batched_tokens):
-        # Many sequences have many logits; one alone may have the keys of its whole context gathered.
-        step = max(language(config.max_num_batched_tokens, sequences) for sequences in (config.max_num_seqs, 1))
+        # Many sequences have many logits; few may have their keys gathered, which one long one stands for.
+        tokens = config.max_num_batched_tokens
+        step = max(language(tokens, config.max_num_seqs), language(tokens, 1, most_gathered(tokens, longest)))
     with _naming("max_num_seqs", config.max_num_seqs):
         seen = config.max_num_seqs * min(vocab, longest) * _ID_BYTES
         sampling = seen + _peak(device, lambda: rehearse_sampling(vocab, config.max_num_seqs, device, weight.dtype))

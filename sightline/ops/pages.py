@@ -7,6 +7,27 @@ import torch
 
 from sightline.ops.dispatch import EXACT, ExampleMaker, op
 
+GATHER_FROM = 1536  # queries that read a key, on average over all keys
+MOST_GATHERED = 2**18  # rows: the memory plan has room for so many
+
+
+def is_worth_gathering(queries: tuple[int, ...], contexts: tuple[int, ...], multiple: int) -> bool:
+    """Keys in a row come through the chip's copy engine, keys in pages token by token; but gathering copies each key once.
+
+    On an H200, microseconds over pages, and gathered with the gathering: 80 and 92 for a prompt of 2,089 tokens, 837 and 786
+    for the last 2,089 of 16,712, 2,721 and 2,362 for the last 3,649 of 29,192, 1,028 and 971 for a prompt of 8,192.
+    """
+    pairs = sum(count * (context - count / 2) for count, context in zip(queries, contexts, strict=True))
+    return pairs >= GATHER_FROM * sum(contexts) and rows_of(contexts, multiple) <= MOST_GATHERED
+
+
+def most_gathered(tokens: int, longest: int) -> int:
+    """Rows that a step of so many tokens may gather, where a sequence has at most `longest`.
+
+    Pairs are at most tokens * longest, and at least GATHER_FROM for each row.
+    """
+    return min(MOST_GATHERED, -(-longest * tokens // GATHER_FROM))
+
 
 def rows_of(contexts: tuple[int, ...], multiple: int) -> int:
     """Rows that sequences take which each begin at a multiple of `multiple`."""

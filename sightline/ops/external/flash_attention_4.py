@@ -12,7 +12,7 @@ with without_the_compiler():
     from flash_attn.cute.interface import _flash_attn_fwd
 
 from sightline.ops.attention import CUDNN, paged_attention, segment_attention
-from sightline.ops.pages import gather_pages
+from sightline.ops.pages import gather_pages, is_worth_gathering
 from sightline.ops.triton.paged_attention import MIXED
 
 # Pages as large as its tiles (80 to 144 keys) it reads whole, and what stands behind a sequence's last token must then be
@@ -20,7 +20,6 @@ from sightline.ops.triton.paged_attention import MIXED
 _PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 _KEYS_AT_ONCE = {64: 128, 128: 128, 256: 80}  # that a program of it takes, by head size
-_GATHER_FROM = 1536  # queries that read a key, on average over all keys
 
 # It is no part of the library's interface and may go in a later version; then its own choice of tiles is used.
 _TILES_CAN_BE_CHOSEN = {"tile_mn", "mma_pv_is_rs", "intra_wg_overlap"} <= set(inspect.signature(_flash_attn_fwd).parameters)
@@ -92,21 +91,11 @@ def paged_attention_fa4(
         "seqused_k": context_lengths,
         "causal": True,
     }
-    if _is_worth_gathering(query_lengths_host, context_lengths_host):
-        multiple = _KEYS_AT_ONCE[q.shape[2]]
+    multiple = _KEYS_AT_ONCE[q.shape[2]]
+    if is_worth_gathering(query_lengths_host, context_lengths_host, multiple):
         keys, values, starts = gather_pages(k_cache, v_cache, page_table, context_lengths, context_lengths_host, multiple)
         found = flash_attn_varlen_func(q, keys, values, cu_seqlens_k=starts, **lengths)
     else:
         found = flash_attn_varlen_func(q, k_cache, v_cache, page_table=page_table, **lengths)
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out
-
-
-def _is_worth_gathering(queries: tuple[int, ...], contexts: tuple[int, ...]) -> bool:
-    """Keys in a row come through the chip's copy engine, keys in pages token by token; but gathering copies each key once.
-
-    On an H200, microseconds over pages, and gathered with the gathering: 80 and 92 for a prompt of 2,089 tokens, 837 and 786
-    for the last 2,089 of 16,712, 2,721 and 2,362 for the last 3,649 of 29,192, 1,028 and 971 for a prompt of 8,192.
-    """
-    pairs = sum(count * (context - count / 2) for count, context in zip(queries, contexts, strict=True))
-    return pairs >= _GATHER_FROM * sum(contexts)
