@@ -126,10 +126,16 @@ def _merger_work(vision: VisionSpec, patches: int, itemsize: int) -> list[Work]:
 
 
 def prefill_work(text: TextSpec, tokens: int, itemsize: int) -> list[Work]:
-    """All layers over all tokens, then the scores of one: that reads the head's matrix for a single row."""
+    """All layers over all tokens, then the scores of one: that reads the head's matrix for a single row.
+
+    Of the last layer only keys and values are needed of all tokens, the rest of the one that is scored.
+    """
     heads = text.num_heads * text.head_dim
-    weights = text.hidden_size * (2 * heads + 2 * text.num_kv_heads * text.head_dim + 3 * text.intermediate_size)
+    keys_and_values = text.hidden_size * 2 * text.num_kv_heads * text.head_dim
+    weights = keys_and_values + text.hidden_size * (2 * heads + 3 * text.intermediate_size)
     causal = 4.0 * heads * tokens * (tokens + 1) / 2
     layer = Work(2.0 * tokens * weights + causal, itemsize * weights)
+    one = 2.0 * (weights - keys_and_values) + 4.0 * heads * tokens
+    last = Work(2.0 * tokens * keys_and_values + one, itemsize * weights)
     head = text.vocab_size * text.hidden_size
-    return [layer] * text.num_layers + [Work(2.0 * head, itemsize * head)]
+    return [layer] * (text.num_layers - 1) + [last, Work(2.0 * head, itemsize * head)]

@@ -119,13 +119,14 @@ def load_of(grids: list[tuple[int, int, int]], tokens: int, features: int = 768,
     return Load(pixels, tuple(grids), tokens, features, itemsize=2)
 
 
-# Red if a matrix or the attention is miscounted: figures worked out by hand for 720p, 1080p and 2K, 30 tokens of text.
+# Red if a matrix or the attention is miscounted: figures worked out by hand for 720p, 1080p and 2K, 30 tokens of text. Prefill:
+# products and attention of 35 layers; of the last one its weights are read, 0.09 ms; the head's are, 0.29 ms.
 @pytest.mark.parametrize(
     ("grid", "patch_embed", "linear", "attention", "mergers", "prefill"),
     [
-        ((1, 44, 80), 0.016, 3.66, 1.95, 0.36, 16.0 + 0.3 + 0.29),
-        ((1, 68, 120), 0.036, 8.49, 10.49, 0.83, 36.4 + 1.6 + 0.29),
-        ((1, 90, 160), 0.065, 14.99, 32.66, 1.46, 63.8 + 4.9 + 0.29),
+        ((1, 44, 80), 0.016, 3.66, 1.95, 0.36, (16.0 + 0.3) * 35 / 36 + 0.09 + 0.29),
+        ((1, 68, 120), 0.036, 8.49, 10.49, 0.83, (36.4 + 1.6) * 35 / 36 + 0.09 + 0.29),
+        ((1, 90, 160), 0.065, 14.99, 32.66, 1.46, (63.8 + 4.9) * 35 / 36 + 0.09 + 0.29),
     ],
 )
 def test_floors_of_8b(
