@@ -40,7 +40,7 @@ def root_key(salt: str | bytes = b"") -> bytes:
 
 def page_key(parent: bytes, token_ids: Sequence[int] | NDArray[np.int32], vision: Sequence[VisionRun]) -> bytes:
     """The key of one page, whose vision rows are the runs of `vision`, ascending by offset."""
-    return _digest(parent, _int32_bytes(token_ids), vision)
+    return _digest(parent, _int32_bytes(token_ids), _packed(vision))
 
 
 def page_keys(
@@ -65,17 +65,15 @@ def page_keys(
     assert all(len(key) == KEY_BYTES for key in item_keys), f"an item's key has {KEY_BYTES} bytes"
     keys: list[bytes] = []
     key = root if parent is None else parent
-    head, count, join = _PAGE, _COUNT.pack(page_size), b"".join
     # The first span that can reach past `begin`: the last to start at or before it, or else the first of all.
     next_span = max(bisect_right(spans, begin, key=lambda span: span.start) - 1, 0)
     for page_start in range(begin, end, page_size):
         page_end = page_start + page_size
         if next_span < len(spans):
-            start, rows = spans[next_span].start, spans[next_span].count
-            if start <= page_start and page_end < start + rows:  # most pages lie inside an image: the same in one call
-                span = spans[next_span]
-                run = _RUN.pack(0, item_keys[span.item], span.row + page_start - start, page_size)
-                key = sha256(join((head, key, count, ids[(page_start - begin) * 4 : (page_end - begin) * 4], run))).digest()
+            span = spans[next_span]
+            if span.start <= page_start and page_end < span.start + span.count:  # as most pages do, it lies inside an image
+                run = _RUN.pack(0, item_keys[span.item], span.row + page_start - span.start, page_size)
+                key = _digest(key, ids[(page_start - begin) * 4 : (page_end - begin) * 4], run)
                 keys.append(key)
                 continue
         runs: list[VisionRun] = []
@@ -87,7 +85,7 @@ def page_keys(
             if span.start + span.count > page_end:
                 break  # it goes on in the next page
             next_span += 1
-        key = _digest(key, ids[(page_start - begin) * 4 : (page_end - begin) * 4], runs)
+        key = _digest(key, ids[(page_start - begin) * 4 : (page_end - begin) * 4], _packed(runs))
         keys.append(key)
     return keys
 
@@ -96,14 +94,15 @@ def _int32_bytes(token_ids: Sequence[int] | NDArray[np.int32]) -> bytes:
     return np.asarray(token_ids, dtype="<i4").tobytes()
 
 
-def _digest(parent: bytes, ids: bytes | memoryview, runs: Iterable[VisionRun]) -> bytes:
-    """parent 32 | number of ids 4 | ids 4 each | runs 44 each: bytes that can be read in one way only."""
-    assert len(parent) == KEY_BYTES, f"a key has {KEY_BYTES} bytes, this one has {len(parent)}"
-    hashed = sha256(_PAGE)
-    hashed.update(parent)
-    hashed.update(_COUNT.pack(len(ids) // 4))
-    hashed.update(ids)
+def _packed(runs: Iterable[VisionRun]) -> bytes:
+    packed = []
     for offset, item_key, row, count in runs:
         assert len(item_key) == KEY_BYTES, f"an item's key has {KEY_BYTES} bytes, this one has {len(item_key)}"
-        hashed.update(_RUN.pack(offset, item_key, row, count))
-    return hashed.digest()
+        packed.append(_RUN.pack(offset, item_key, row, count))
+    return b"".join(packed)
+
+
+def _digest(parent: bytes, ids: bytes | memoryview, runs: bytes) -> bytes:
+    """parent 32 | number of ids 4 | ids 4 each | runs 44 each: bytes that can be read in one way only."""
+    assert len(parent) == KEY_BYTES, f"a key has {KEY_BYTES} bytes, this one has {len(parent)}"
+    return sha256(b"".join((_PAGE, parent, _COUNT.pack(len(ids) // 4), ids, runs))).digest()

@@ -73,7 +73,6 @@ def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longes
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=weight.device)
 
-    # Memory depends on the lengths that the host knows.
     starts = torch.tensor((0, *np.cumsum(lengths).tolist()), device=weight.device)
     return ForwardBatch(
         token_ids=zeros(tokens),
@@ -81,7 +80,7 @@ def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longes
         slots=zeros(tokens),
         page_table=zeros(len(lengths), -(-longest // page_size), dtype=torch.int32),
         query_starts=starts.int(),
-        context_lengths=starts.diff().int(),  # short on the device, where they would cost time
+        context_lengths=starts.diff().int(),  # short on the device, to save time: memory depends on what the host knows
         query_lengths_host=lengths,
         context_lengths_host=(longest,) * len(lengths),
         vision_rows=zeros(1, model.spec.vision.row_width, dtype=weight.dtype),

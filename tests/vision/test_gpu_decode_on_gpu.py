@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from assets import asset_files, folder
+from assets import asset, asset_files
 from media.pictures import encoded, picture
 from sightline import LLM, SamplingParams
 from sightline.config import MediaConfig
@@ -40,8 +40,7 @@ REAL = [path for case in asset_files("images/**/*.jp*g", "images/**/*.mpo") for 
 
 def real_refs() -> list[MediaRef]:
     """Every real JPEG whose header can be read, broken ones among them."""
-    if folder() is None:
-        pytest.skip("needs the assets folder")
+    asset("images")  # skips without them
     found = []
     for path in REAL:
         try:
