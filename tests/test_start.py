@@ -25,7 +25,7 @@ MARKED = """
 import sys
 import torch
 from sightline.ops.external.compiler import without_the_compiler
-before = torch.compiler.disable
+before = (torch.compiler.disable, torch.compile)
 with without_the_compiler():
     @torch.compiler.disable
     def plain(x):
@@ -33,7 +33,8 @@ with without_the_compiler():
     @torch.compiler.disable(recursive=False)
     def with_arguments(x):
         return x + 2
-assert (plain(1), with_arguments(1), torch.compiler.disable is before) == (2, 3, True)
+    compiled = torch.compile(lambda x: x + 3, dynamic=False)
+assert (plain(1), with_arguments(1), compiled(1), (torch.compiler.disable, torch.compile) == before) == (2, 3, 4, True)
 print("torch._dynamo" in sys.modules)
 """
 

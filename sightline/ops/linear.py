@@ -10,6 +10,7 @@ from sightline.ops.activations import silu_mul
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 
 _TOLERANCES = {torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(2e-2, 1.6e-2)}
+CUBLAS, CUBLASLT, TWO_OPS = "cublas", "cublaslt", "two_ops"
 FEW_ROWS = 64  # up to so many, a product lasts as long as it takes to read its weights: it may have a kernel of its own
 
 
@@ -18,6 +19,9 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         weight = make.normal(out, size) * size**-0.5
         yield {"x": make.normal(rows, size), "weight": weight, "bias": make.normal(out)}
         yield {"x": make.normal(rows, size), "weight": weight, "bias": None}
+    many = {"x": make.normal(8200, 40), "weight": make.normal(72, 40) / 8}  # rows that no tile divides
+    yield {**many, "bias": make.normal(72)}
+    yield {**many, "bias": None}
 
 
 @op(examples=_examples, tolerances=_TOLERANCES)
@@ -30,7 +34,7 @@ def _has_epilogue(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return x.is_cuda and x.dtype == torch.bfloat16 and x.ndim == 2 and bias is not None
 
 
-@linear_gelu_tanh.twin("cublaslt", when=_has_epilogue, recordable=True)
+@linear_gelu_tanh.twin(CUBLASLT, when=_has_epilogue, recordable=True)
 def linear_gelu_tanh_cublaslt(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Bias and GELU in the product's epilogue."""
     assert bias is not None
@@ -52,7 +56,7 @@ def _adds_in_place(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, b
     return total.is_cuda and bias is None and total.is_contiguous() and x.ndim == 2
 
 
-@add_linear.twin("cublas", when=_adds_in_place, recordable=True)
+@add_linear.twin(CUBLAS, when=_adds_in_place, recordable=True)
 def add_linear_cublas(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product is added to what is there, and rounded once: no pass over memory of its own."""
     return total.addmm_(x, weight.T)
@@ -64,7 +68,9 @@ def _few_rows_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         weight = make.normal(out, size) * size**-0.5
         yield {"x": make.normal(rows, size), "weight": weight, "bias": None}
         yield {"x": make.normal(rows, size), "weight": weight, "bias": make.normal(out)}
-    yield {"x": make.normal(70, 64), "weight": make.normal(32, 64) / 8, "bias": None}
+    for rows in (70, 4100):
+        yield {"x": make.normal(rows, 64), "weight": make.normal(32, 64) / 8, "bias": None}
+        yield {"x": make.normal(rows, 64), "weight": make.normal(32, 64) / 8, "bias": make.normal(32)}
 
 
 @op(examples=_few_rows_examples, tolerances=_TOLERANCES)
@@ -80,7 +86,7 @@ def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     return F.silu(gate) * up
 
 
-@linear_silu_mul.twin("two_ops", when=lambda x, weight, bias: x.is_cuda, recordable=True)
+@linear_silu_mul.twin(TWO_OPS, when=lambda x, weight, bias: x.is_cuda, recordable=True)
 def linear_silu_mul_in_two(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The library's product, then one pass."""
     return silu_mul(F.linear(x, weight, bias))

@@ -3,10 +3,13 @@
 import functools
 import importlib
 import importlib.util
+import logging
 
 import torch
 
 from sightline.ops.external.compile_cache import keep_compiled
+
+log = logging.getLogger("sightline.engine")
 
 _TRITON = (
     "rotary",
@@ -21,6 +24,7 @@ _TRITON = (
     "qkv",
     "paged_attention",
     "pages",
+    "tail",
     "fp8",
     "few_rows",
 )
@@ -38,6 +42,15 @@ def register_twins() -> None:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) and _found("flash_attn.cute"):
         keep_compiled()
         importlib.import_module("sightline.ops.external.flash_attention_4")
+        if torch.cuda.get_device_capability()[0] == 9:  # the tiles were measured on an H200
+            _register_quack()
+
+
+def _register_quack() -> None:
+    try:
+        importlib.import_module("sightline.ops.external.quack")
+    except (ImportError, TypeError) as error:  # of another version; it also wants to lie in a folder called site-packages
+        log.warning("Products of the tower go through cuBLAS, for quack cannot be used here: %s", error)
 
 
 def _found(module: str) -> bool:

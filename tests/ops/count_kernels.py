@@ -20,6 +20,7 @@ from sightline.ops.places import patch_places
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import make_rotary_table, mrope_axes, vision_rotary
+from sightline.ops.tail import join_parts, repeat_tail
 from sightline.ops.twins import register_twins
 
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -53,6 +54,12 @@ def towers_of_many_patches() -> None:
         hidden, positions = torch.zeros(patches, 64).bfloat16(), torch.zeros(256, 64).bfloat16()
         by_triton("add_position_grid", hidden, positions, row_col, sizes, "bilinear", True)
         by_triton("vision_rotary", torch.zeros(patches, 3, 2, 80).bfloat16(), row_col, table)
+    for patches, body, parts in ((3520, 3072, 2), (8160, 7872, 4), (14400, 14208, 8), (4001, 3989, 1)):
+        qkv, starts = torch.zeros(patches, 3, 2, 80).bfloat16(), torch.zeros(2, dtype=torch.int32)
+        by_triton("repeat_tail", qkv[:, 0], starts, body, parts, 2048)
+        rows = patches - body
+        attended, log_sums = torch.zeros(parts * rows, 2, 80).bfloat16(), torch.zeros(2, parts * rows)
+        by_triton("join_parts", attended, log_sums, parts, torch.zeros(patches, 2, 80).bfloat16()[body:])
 
 
 def steps_of_many_tokens() -> None:
@@ -76,7 +83,7 @@ def main() -> None:
     sightline.ops.triton.INTERPRETED = True  # twins take CPU tensors
     JITFunction.run = note
     ops = (resize_bicubic, patchify, patch_places, add_position_grid, vision_rotary, rotate_and_store, gather_pages)
-    assert all(op.name in OPS for op in (*ops, paged_attention))
+    assert all(op.name in OPS for op in (*ops, repeat_tail, join_parts, paged_attention))
     register_twins()
     images_of_many_sizes()
     towers_of_many_patches()

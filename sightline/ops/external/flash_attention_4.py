@@ -1,5 +1,6 @@
 """Attention through flash-attn-4, whose kernels are compiled when a head size is first seen (some seconds)."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -13,6 +14,7 @@ with without_the_compiler():
 
 from sightline.ops.attention import CUDNN, paged_attention, segment_attention
 from sightline.ops.pages import gather_pages, is_worth_gathering
+from sightline.ops.tail import Tail, join_parts, repeat_tail, split_tail
 from sightline.ops.triton.paged_attention import MIXED
 
 # Pages as large as its tiles (80 to 144 keys) it reads whole, and what stands behind a sequence's last token must then be
@@ -42,6 +44,12 @@ def segment_attention_fa4(
     scale: float,
 ) -> torch.Tensor:
     longest = max(segment_lengths)
+    tile = _tile(q.shape[2], longest)
+    tail = None
+    if tile is not None and len(segment_starts) == 2:
+        tail = split_tail(longest, q.shape[1], tile["tile_mn"][0], _multiprocessors(q.device))
+    if tile is not None and tail is not None:
+        return _attend_tail_apart(q, k, v, segment_starts, longest, scale, tile, tail)
     lengths = {
         "cu_seqlens_q": segment_starts,
         "cu_seqlens_k": segment_starts,
@@ -49,10 +57,55 @@ def segment_attention_fa4(
         "max_seqlen_k": longest,
         "softmax_scale": scale,
     }
-    tile = _tile(q.shape[2], longest)
     found = flash_attn_varlen_func(q, k, v, **lengths) if tile is None else _flash_attn_fwd(q, k, v, **lengths, **tile)
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out
+
+
+def _attend_tail_apart(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segment_starts: torch.Tensor,
+    longest: int,
+    scale: float,
+    tile: dict[str, Any],
+    tail: Tail,
+) -> torch.Tensor:
+    """One segment. How many of its tokens are real only the device knows; `longest` is a bound."""
+    queries, body_starts, query_starts, key_starts = repeat_tail(q, segment_starts, tail.body, tail.parts, tail.size)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    common = {"softmax_scale": scale, **tile}
+    _flash_attn_fwd(
+        q[: tail.body],
+        k,
+        v,
+        cu_seqlens_q=body_starts,
+        cu_seqlens_k=segment_starts,
+        max_seqlen_q=tail.body,
+        max_seqlen_k=longest,
+        out=out[: tail.body],
+        **common,
+    )
+    attended, log_sums, *_ = _flash_attn_fwd(
+        queries,
+        k,
+        v,
+        cu_seqlens_q=query_starts,
+        cu_seqlens_k=key_starts,
+        max_seqlen_q=len(q) - tail.body,
+        max_seqlen_k=tail.size,
+        return_lse=True,
+        **common,
+    )
+    join_parts(attended, log_sums, tail.parts, out[tail.body :])
+    return out
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def _tile(head_size: int, longest: int) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sightline.ops.linear import FEW_ROWS, linear, linear_silu_mul
+from sightline.ops.linear import FEW_ROWS, TWO_OPS, linear, linear_silu_mul
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.few_rows_table import (
     COUNTERS,
@@ -227,7 +227,7 @@ def _takes_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return bias is None and _tiling(LINEAR_SILU_MUL, x, weight, weight.shape[0] // 2) is not None
 
 
-@linear_silu_mul.twin("triton", when=_takes_gate_up, recordable=True, before="two_ops")
+@linear_silu_mul.twin("triton", when=_takes_gate_up, recordable=True, before=TWO_OPS)
 def linear_silu_mul_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     tiling = _tiling(LINEAR_SILU_MUL, x, weight, weight.shape[0] // 2)
     assert tiling is not None

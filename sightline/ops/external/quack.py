@@ -1,0 +1,88 @@
+"""Large products through quack, a package that comes with flash-attn-4, which needs it.
+
+Its kernels finish one tile (bias, GELU, SiLU, what is added) while they multiply the next, where cuBLAS's wait. That counts
+where the inner size is short, as in a tower's blocks, or where finishing saves a pass over memory. Times are microseconds on an
+H200, timed by hand.
+"""
+
+import torch
+
+from sightline.ops.external.compiler import without_the_compiler
+
+with without_the_compiler():
+    import quack.epilogue.library  # noqa: F401  its epilogues are imported with a product otherwise, and can fail to
+    from quack.gemm import gemm
+    from quack.gemm_config import GemmConfig
+    from quack.gemm_interface import gemm_act
+
+from sightline.ops.linear import CUBLAS, CUBLASLT, TWO_OPS, add_linear, linear, linear_gelu_tanh, linear_silu_mul
+
+# A tile is taken by one of two groups of warps in turn, and two multiprocessors with neighbouring rows share the weights.
+_TILE = GemmConfig(tile_m=128, tile_n=160, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
+_SHORT = 2048  # inner sizes up to here; longer ones are as fast through cuBLAS if nothing but a bias follows
+
+
+def _are_matrices(*tensors: torch.Tensor) -> bool:
+    """Rows one after another, each from an address that 16 bytes divide."""
+    plain = all(x.is_cuda and x.dtype == torch.bfloat16 and x.ndim == 2 and x.is_contiguous() for x in tensors)
+    return plain and all(x.shape[1] % 8 == 0 for x in tensors)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
+    joined = ("B",) if activation == "swiglu" else None  # gate and up are the halves of the weight, not every other row
+    found = gemm_act(
+        x,
+        weight.T,
+        bias=bias,
+        activation=activation,
+        store_preact=False,
+        tuned=False,
+        config=_TILE,
+        concat_layout=joined,
+    )
+    out: torch.Tensor = found[1]
+    return out
+
+
+def _is_for_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return _are_matrices(x, weight) and bias is not None and len(x) >= 4096 and x.shape[1] <= _SHORT
+
+
+@linear.twin("quack", when=_is_for_linear, recordable=True)
+def linear_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Here and through cuBLAS, 1,152 to 3,840: 47 and 46 for 3,520 rows, 94 and 103 for 8,160, 167 and 173 for 14,400,
+    1,085 and 1,179 for 96,000."""
+    return _product(x, weight, bias, None)
+
+
+def _is_for_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return _are_matrices(x, weight) and bias is not None and len(x) >= 2048 and x.shape[1] <= _SHORT
+
+
+@linear_gelu_tanh.twin("quack", when=_is_for_gelu, recordable=True, before=CUBLASLT)
+def linear_gelu_tanh_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Here and through cuBLASLt, 1,152 to 4,304: 28 and 28 for 1,296 rows, 33 and 36 for 2,048, 49 and 58 for 3,520, 111 and
+    131 for 8,160, 192 and 233 for 14,400, 1,332 and 1,589 for 96,000."""
+    return _product(x, weight, bias, "gelu_tanh_approx")
+
+
+def _is_for_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return _are_matrices(x, weight) and bias is None and len(x) >= 2048 and len(weight) % 16 == 0
+
+
+@linear_silu_mul.twin("quack", when=_is_for_silu_mul, recordable=True, before=TWO_OPS)
+def linear_silu_mul_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Here and in two ops, 4,096 to 12,288: 512 and 548 for 2,048 rows, 981 and 981 for 3,649, 2,188 and 2,353 for 8,192."""
+    return _product(x, weight, bias, "swiglu")
+
+
+def _is_for_adding(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return _are_matrices(total, x, weight) and bias is None and len(x) > 8192 and x.shape[1] <= _SHORT
+
+
+@add_linear.twin("quack", when=_is_for_adding, recordable=True, before=CUBLAS)
+def add_linear_quack(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Here and through cuBLAS, 1,280 to 1,152: 65 and 72 for 14,400 rows, 381 and 431 for 96,000; but 35 and 36 for 8,160,
+    24 and 18 for 3,520. These tiles are wider: they divide 1,152."""
+    gemm(x, weight, total, total, None, tile_M=128, tile_N=192, cluster_M=2, cluster_N=1, pingpong=True)
+    return total
