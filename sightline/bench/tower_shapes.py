@@ -66,13 +66,48 @@ def _attention_case(at: Setting, make: Callable[[tuple[int, ...]], Arguments], c
     return Case(shape, partial(make, (length,) * count), moved, operations)
 
 
-def _linear_gelu_tanh(at: Setting) -> Iterator[Case]:
-    size, out = at.spec.vision.hidden_size, at.spec.vision.intermediate_size
+def _repeat_tail(at: Setting) -> Iterator[Case]:
+    """A tile and a half of queries for four parts."""
+    vision = at.spec.vision
+    heads, places = vision.num_heads, _places(at, vision.head_dim)
+    for rows in at.sizes.patches:
+        tail = min(288, rows // 2)
 
+        def make(rows: int = rows, tail: int = tail) -> Arguments:
+            q = at.normal(rows, 3, heads, places)[:, 0]
+            return {"q": q, "segment_starts": at.tensor((0, rows)), "body": rows - tail, "parts": 4, "size": -(-rows // 4)}
+
+        yield Case(f"{tail} of {rows}, 4 parts", make, at.itemsize * 5 * tail * heads * places)
+
+
+def _join_parts(at: Setting) -> Iterator[Case]:
+    vision = at.spec.vision
+    heads, places = vision.num_heads, _places(at, vision.head_dim)
+    for parts, rows in ((2, 448), (4, 288), (8, 192)):
+
+        def make(parts: int = parts, rows: int = rows) -> Arguments:
+            log_sums = at.normal(heads, parts * rows, dtype=torch.float32)
+            out = at.normal(rows, heads, places)
+            return {"attended": at.normal(parts * rows, heads, places), "log_sums": log_sums, "parts": parts, "out": out}
+
+        moved = (parts + 1) * rows * heads * places * at.itemsize + 4 * parts * rows * heads
+        yield Case(f"{parts} parts of {rows}", make, moved)
+
+
+def _tower_linear(at: Setting) -> Iterator[Case]:
+    vision = at.spec.vision
+    return _products(at, vision.hidden_size, 3 * vision.num_heads * _places(at, vision.head_dim))
+
+
+def _linear_gelu_tanh(at: Setting) -> Iterator[Case]:
+    return _products(at, at.spec.vision.hidden_size, at.spec.vision.intermediate_size)
+
+
+def _products(at: Setting, size: int, out: int) -> Iterator[Case]:
     def make(rows: int) -> Arguments:
         return {"x": at.normal(rows, size), "weight": at.normal(out, size) * size**-0.5, "bias": at.normal(out)}
 
-    for rows in at.sizes.patches:
+    for rows in _rows_of_patches(at):
         yield Case(
             f"{rows}x{size} to {out}",
             partial(make, rows),
@@ -81,16 +116,24 @@ def _linear_gelu_tanh(at: Setting) -> Iterator[Case]:
         )
 
 
-def _add_linear(at: Setting) -> Iterator[Case]:
-    size, out = at.spec.vision.intermediate_size, at.spec.vision.hidden_size
+def _rows_of_patches(at: Setting) -> tuple[int, ...]:
+    """Of one image, and of the largest batch."""
+    return (*at.sizes.patches, max(count * length for count, length in at.sizes.batches))
 
-    def make(rows: int) -> Arguments:
+
+def _add_linear(at: Setting) -> Iterator[Case]:
+    """What comes from attention, and from the MLP."""
+    vision = at.spec.vision
+    out = vision.hidden_size
+
+    def make(rows: int, size: int) -> Arguments:
         weight = at.normal(out, size) * size**-0.5
         return {"total": at.normal(rows, out), "x": at.normal(rows, size), "weight": weight, "bias": None}
 
-    for rows in at.sizes.patches:
-        moved = at.itemsize * (rows * (size + 2 * out) + size * out)
-        yield Case(f"{rows}x{size} to {out}", partial(make, rows), moved, 2.0 * rows * size * out)
+    for size in (vision.num_heads * _places(at, vision.head_dim), vision.intermediate_size):
+        for rows in _rows_of_patches(at):
+            moved = at.itemsize * (rows * (size + 2 * out) + size * out)
+            yield Case(f"{rows}x{size} to {out}", partial(make, rows, size), moved, 2.0 * rows * size * out)
 
 
 def _gelu(at: Setting) -> Iterator[Case]:
@@ -200,6 +243,9 @@ TOWER_SHAPES: dict[str, Maker] = {
     "layer_norm": _layer_norm,
     "vision_rotary": _vision_rotary,
     "segment_attention": _segment_attention,
+    "repeat_tail": _repeat_tail,
+    "join_parts": _join_parts,
+    "tower_linear": _tower_linear,
     "linear_gelu_tanh": _linear_gelu_tanh,
     "add_linear": _add_linear,
     "gelu": _gelu,

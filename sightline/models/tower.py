@@ -8,6 +8,7 @@ from sightline.models.inputs import TowerBatch
 from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, add_product, apply_linear, make_norm
 from sightline.ops.activations import gelu, silu_mul
 from sightline.ops.attention import segment_attention
+from sightline.ops.linear import tower_linear
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.rotary import RotaryTable, make_rotary_table, vision_rotary
 from sightline.spec import VisionSpec
@@ -79,7 +80,7 @@ class TowerBlock(nn.Module):
         lengths: tuple[int, ...],
     ) -> torch.Tensor:
         """The stream after this block, in the memory of the one before it."""
-        qkv = apply_linear(self.qkv, self.norm1(hidden)).unflatten(1, (3, self.heads, -1))
+        qkv = apply_linear(self.qkv, self.norm1(hidden), tower_linear).unflatten(1, (3, self.heads, -1))
         vision_rotary(qkv, row_col, table)
         q, k, v = qkv.unbind(1)
         attended = segment_attention(q, k, v, starts, lengths, self.head_dim**-0.5).flatten(1)

@@ -15,7 +15,7 @@ with without_the_compiler():
     from quack.gemm_config import GemmConfig
     from quack.gemm_interface import gemm_act
 
-from sightline.ops.linear import CUBLAS, CUBLASLT, TWO_OPS, add_linear, linear, linear_gelu_tanh, linear_silu_mul
+from sightline.ops.linear import CUBLAS, CUBLASLT, TWO_OPS, add_linear, linear_gelu_tanh, linear_silu_mul, tower_linear
 
 # A tile is taken by one of two groups of warps in turn, and two multiprocessors with neighbouring rows share the weights.
 _TILE = GemmConfig(tile_m=128, tile_n=160, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
@@ -48,8 +48,8 @@ def _is_for_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return _are_matrices(x, weight) and bias is not None and len(x) >= 4096 and x.shape[1] <= _SHORT
 
 
-@linear.twin("quack", when=_is_for_linear, recordable=True)
-def linear_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+@tower_linear.twin("quack", when=_is_for_linear, recordable=True)
+def tower_linear_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Here and through cuBLAS, 1,152 to 3,840: 47 and 46 for 3,520 rows, 94 and 103 for 8,160, 167 and 173 for 14,400,
     1,085 and 1,179 for 96,000."""
     return _product(x, weight, bias, None)
