@@ -3,7 +3,9 @@
 A graph is recorded for a bucket of sizes, and all that varies lies in buffers that are rewritten before each replay:
 
     decoding     one token each of up to 1, 2, 4, 8 … sequences
-    mixed        up to 16, 32, … 1,024 tokens of up to 8 or 64 sequences, image rows among them
+    mixed        up to 16, 32, … 2,304 tokens of up to 8 or 64 sequences, image rows among them
+
+Longer steps keep the device busy for longer than the host takes to launch them one by one.
 
 What a bucket has beyond the batch computes something that nobody reads: its tokens belong to no sequence (or to one without
 context), and their keys and values go to the scratch page. All graphs share one pool of memory; each has its place for logits,
@@ -24,12 +26,15 @@ from sightline.models.model import VisionLanguageModel
 from sightline.ops.attention import paged_attention
 from sightline.ops.capture import Capture, Replay
 from sightline.ops.dispatch import twins_are_on
+from sightline.ops.pages import is_worth_gathering
 from sightline.run.batch import PackedBatch, known_tokens
 from sightline.vision.transfer import send
 
 DECODING = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # sequences
-MIXED_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+_SMALL_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+MIXED_TOKENS = (*_SMALL_TOKENS, *range(1152, 2305, 128))
 MIXED_SEQUENCES = (8, 64)
+_KEYS_AT_ONCE = 128  # rows that gathered sequences begin at a multiple of
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,17 @@ def buckets(max_sequences: int, max_tokens: int) -> list[Bucket]:
     """All that an engine with these limits can meet, the largest first."""
     decoding = _up_to(DECODING, min(max_sequences, max_tokens))
     found = [Bucket(count, count, True) for count in decoding]
-    for tokens, sequences in itertools.product(_up_to(MIXED_TOKENS, max_tokens), _up_to(MIXED_SEQUENCES, max_sequences)):
-        if sequences <= tokens:
-            found.append(Bucket(tokens, sequences, False))
+    counts = _up_to(MIXED_SEQUENCES, max_sequences)
+    for tokens in _up_to(MIXED_TOKENS, max_tokens):
+        # In large steps places of sequences that are not there cost nothing to speak of.
+        fitting = counts[-1:] if tokens > _SMALL_TOKENS[-1] else [count for count in counts if count <= tokens]
+        found += [Bucket(tokens, sequences, False) for sequences in fitting]
     return sorted(found, key=lambda bucket: (bucket.tokens, bucket.sequences), reverse=True)
+
+
+def _gathers(batch: PackedBatch) -> bool:
+    """Whether keys are better gathered before attention, which no graph does; the device is then busy for long enough."""
+    return is_worth_gathering(batch.query_lengths_host, batch.context_lengths_host, _KEYS_AT_ONCE)
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
@@ -86,6 +98,8 @@ class StepGraphs:
     def bucket_of(self, batch: PackedBatch) -> Bucket | None:
         tokens, sequences = len(batch.token_ids), len(batch.query_lengths_host)
         decoding = tokens == sequences and not batch.has_rows
+        if tokens > _SMALL_TOKENS[-1] and _gathers(batch):
+            return None
         fitting = [b for b in self._buckets if b.tokens >= tokens and b.sequences >= sequences and b.decoding == decoding]
         return fitting[-1] if fitting else None
 

@@ -103,12 +103,44 @@ def test_one_token_that_is_an_image_row(tiny_checkpoints: dict[str, Path], overl
 def test_what_fits_no_bucket_runs_without(tiny_checkpoints: dict[str, Path], overlap: bool) -> None:
     folder = tiny_checkpoints["qwen3-vl"]
     run = recorded_driver(folder, max_num_batched_tokens=4096)
-    request = request_of(folder, "x" * 1100)
-    assert len(request) > MIXED_TOKENS[-1]
-    number = run.add(request)
+    requests = [request_of(folder, letter * 1300) for letter in "xy"]
+    assert sum(map(len, requests)) > MIXED_TOKENS[-1]
+    numbers = [run.add(request) for request in requests]
     run.run()
-    assert run.tokens(number) == plain_answer(folder, request)
-    assert len(run.engine.runner.step_graphs) == 1, "only decoding fits"
+    for number, request in zip(numbers, requests, strict=True):
+        assert run.tokens(number) == plain_answer(folder, request)
+    assert all(bucket.decoding for bucket in run.engine.runner.step_graphs._graphs), "only decoding fits"
+
+
+def test_large_steps_of_short_prompts_fit(tiny_checkpoints: dict[str, Path], overlap: bool) -> None:
+    folder = tiny_checkpoints["qwen3-vl"]
+    run = recorded_driver(folder, max_num_batched_tokens=4096)
+    requests = [request_of(folder, "x" * 700, small_picture(4), "y" * place) for place in (1, 300)]
+    numbers = [run.add(request) for request in requests]
+    run.run()
+    for number, request in zip(numbers, requests, strict=True):
+        assert run.tokens(number) == plain_answer(folder, request)
+    found = run.engine.runner.step_graphs._graphs
+    assert max(bucket.tokens for bucket in found) == -(-sum(map(len, requests)) // 128) * 128 > 1024
+
+
+def test_large_steps_that_gather_keys_do_not(
+    tiny_checkpoints: dict[str, Path], overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many keys only the host knows. Red when such a step is replayed, which reads them in their pages."""
+    monkeypatch.setattr(
+        "sightline.ops.pages.GATHER_FROM", 600
+    )  # the average of 1,300 queries, each with those before it, is 650
+    folder = tiny_checkpoints["qwen3-vl"]
+    run = recorded_driver(folder, max_num_batched_tokens=4096)
+    for letter, count, graphs in (("x", 1150, {1152 + 128}), ("y", 1300, set())):
+        request = request_of(folder, letter * count)
+        run.engine.runner.step_graphs._graphs.clear()
+        number = run.add(request)
+        run.run()
+        assert run.tokens(number) == plain_answer(folder, request)
+        found = run.engine.runner.step_graphs._graphs
+        assert {bucket.tokens for bucket in found if not bucket.decoding} == graphs
 
 
 def test_buckets() -> None:
@@ -116,7 +148,8 @@ def test_buckets() -> None:
     assert {bucket.sequences for bucket in every if bucket.decoding} == set(DECODING)
     assert {bucket.tokens for bucket in every if not bucket.decoding} == set(MIXED_TOKENS)
     assert all(bucket.sequences in MIXED_SEQUENCES for bucket in every if not bucket.decoding)
-    assert every[0] == Bucket(1024, 64, False) and every[-1] == Bucket(1, 1, True)
+    assert every[0] == Bucket(2304, 64, False) and every[-1] == Bucket(1, 1, True)
+    assert len([bucket for bucket in every if bucket.tokens > 1024]) == 10, "large ones for up to 64 sequences only"
     few = buckets(3, 40)
     assert {bucket.sequences for bucket in few if bucket.decoding} == {1, 2, 4}
     assert max(bucket.tokens for bucket in few) == 64
