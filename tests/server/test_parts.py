@@ -23,7 +23,7 @@ from sightline.server.engine_client import Answers
 from sightline.server.errors import ApiError
 from sightline.server.inflight import ClientGone, Ledger, read_body
 from sightline.server.media_names import MediaNames
-from sightline.server.parse import MAX_VALUES, parse
+from sightline.server.parse import MAX_VALUES, most_values, parse
 from sightline.server.token_text import token_bytes
 from sightline.types import MediaItem, MediaSpan, Request, SamplingParams, StructuredOutput, TokenLogprob
 
@@ -155,6 +155,28 @@ def test_bodies_of_too_many_values_are_refused_unread() -> None:
             parse(more, decoder)
     with pytest.raises(ApiError, match="not valid JSON"):
         parse(b"[" * MAX_VALUES, decoder)
+
+
+def test_values_are_counted_around_long_data_urls() -> None:
+    url = b'"data:image/png;base64,' + b"A,[{" * 50_000 + b'"'
+    assert most_values(b"[1," + url + b",2]") == 3
+    assert most_values(b"[1," + url[:-1]) > 100_000, "a string without an end is no string"
+    assert most_values(b"[1," + url.replace(b"data:", b"date:") + b"]") > 100_000, "other long strings are counted"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'["data:",' + b"1," * 50_000 + b'1, "x"]',  # a short one before many values
+        b'["x\\"data:",' + b"1," * 50_000 + b'1, "x"]',  # inside another string
+        b'["x\\\\", "data:' + b"A" * 100_000 + b'", ' + b"1," * 50_000 + b"1]",  # a string that ends with a backslash
+        b'["data:' + b"\\\\" * 50_000 + b'\\"", ' + b"1," * 50_000 + b'"x"]',
+        b'["data:' + b"A" * 100_000 + b'\\",' + b"1," * 50_000 + b'1"]',  # all of it a string
+    ],
+)
+def test_nothing_hides_values_from_the_count(body: bytes) -> None:
+    """Red when a body can make the parser make more values than were counted."""
+    assert most_values(body) >= body.count(b"1,") or len(msgspec.json.decode(body)) == 1
 
 
 def test_keys() -> None:
