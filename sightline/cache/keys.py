@@ -8,8 +8,11 @@ item:
     page 0   parent = root,  ids,  runs (3, item, 0, 5)
     page 1   parent = key 0, ids,  runs (0, item, 5, 3)
 
+Most pages of a long prompt lie inside an item, with no end of it in sight, and follow from the page before: these are not
+hashed but counted. The first such page has 28 bytes of its hash and a 0, the next ones the same 28 bytes and 1, 2, …
+
 Equal keys mean equal pages, and a page's key implies those of all pages before it. Placeholder ids alone would not do: they are
-the same for every image. Keys are kept whole; nobody can find two prompts with the same one.
+the same for every image. Nobody can find two prompts with the same 28 bytes.
 """
 
 import struct
@@ -31,6 +34,7 @@ _ROOT = b"sightline root\0"
 _PAGE = b"sightline page\0"
 _COUNT = struct.Struct("<I")
 _RUN = struct.Struct("<I32sII")
+_SEED_BYTES = KEY_BYTES - _COUNT.size  # of the key of a page inside an item; the rest is a number
 
 
 def root_key(salt: str | bytes = b"") -> bytes:
@@ -67,15 +71,24 @@ def page_keys(
     key = root if parent is None else parent
     # The first span that can reach past `begin`: the last to start at or before it, or else the first of all.
     next_span = max(bisect_right(spans, begin, key=lambda span: span.start) - 1, 0)
-    for page_start in range(begin, end, page_size):
+    page_start = begin
+    while page_start < end:
         page_end = page_start + page_size
-        if next_span < len(spans):
+        while next_span < len(spans) and spans[next_span].start + spans[next_span].count <= page_start:
+            next_span += 1
+        inside = _pages_inside(spans[next_span], page_start, end, page_size) if next_span < len(spans) else 0
+        if inside:
             span = spans[next_span]
-            if span.start <= page_start and page_end < span.start + span.count:  # as most pages do, it lies inside an image
+            if span.start > page_start - page_size:  # the page before is not inside
                 run = _RUN.pack(0, item_keys[span.item], span.row + page_start - span.start, page_size)
-                key = _digest(key, ids[(page_start - begin) * 4 : (page_end - begin) * 4], run)
-                keys.append(key)
-                continue
+                hashed = _digest(key, ids[(page_start - begin) * 4 : (page_end - begin) * 4], run)
+                seed, first = hashed[:_SEED_BYTES], 0
+            else:
+                seed, first = key[:_SEED_BYTES], _COUNT.unpack(key[_SEED_BYTES:])[0] + 1
+            keys += [seed + _COUNT.pack(number) for number in range(first, first + inside)]
+            key = keys[-1]
+            page_start += inside * page_size
+            continue
         runs: list[VisionRun] = []
         while next_span < len(spans) and spans[next_span].start < page_end:
             span = spans[next_span]
@@ -87,7 +100,15 @@ def page_keys(
             next_span += 1
         key = _digest(key, ids[(page_start - begin) * 4 : (page_end - begin) * 4], _packed(runs))
         keys.append(key)
+        page_start = page_end
     return keys
+
+
+def _pages_inside(span: MediaSpan, page_start: int, end: int, page_size: int) -> int:
+    """How many pages from `page_start` on, up to `end`, are full of the span's rows and do not reach its last one."""
+    if span.start > page_start:
+        return 0
+    return max(0, min(span.start + span.count - 1, end) - page_start) // page_size
 
 
 def _int32_bytes(token_ids: Sequence[int] | NDArray[np.int32]) -> bytes:

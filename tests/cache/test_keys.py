@@ -21,8 +21,15 @@ def slow_page_keys(
     token_ids: list[int], spans: list[MediaSpan], item_keys: list[bytes], page_size: int, root: bytes
 ) -> list[bytes]:
     """Each token looks through all spans for its row; runs are put together token by token."""
-    keys, parent = [], root
+    keys, parent, before = [], root, None
     for page in range(len(token_ids) // page_size):
+        begin, end = page * page_size, (page + 1) * page_size
+        around = next((span for span in spans if span.start <= begin and end < span.start + span.count), None)
+        if around is not None and around is before:
+            parent = parent[:28] + (int.from_bytes(parent[28:], "little") + 1).to_bytes(4, "little")
+            keys.append(parent)
+            continue
+        before = around
         runs: list[tuple[int, bytes, int, int]] = []
         last_span = None
         for offset in range(page_size):
@@ -34,7 +41,9 @@ def slow_page_keys(
             elif span is not None:
                 runs.append((offset, item_keys[span.item], span.row + token - span.start, 1))
             last_span = span
-        parent = page_key(parent, token_ids[page * page_size : (page + 1) * page_size], runs)
+        parent = page_key(parent, token_ids[begin:end], runs)
+        if around is not None:
+            parent = parent[:28] + bytes(4)
         keys.append(parent)
     return keys
 
@@ -158,6 +167,16 @@ def test_a_later_page_needs_the_key_before_it() -> None:
         page_keys(IDS, [], [], 4, ROOT, first_page=1)
     with pytest.raises(AssertionError, match="no parent but the root"):
         page_keys(IDS, [], [], 4, ROOT, first_page=0, parent=CAT)
+
+
+# Red if pages inside an item are alike, whatever comes before them, wherever they are in it, and whichever it is.
+def test_pages_inside_items_differ() -> None:
+    def keys(text: int, item: int, row: int) -> list[bytes]:
+        return page_keys([text, *[7] * 99], [MediaSpan(item, 1, 99, row)], [CAT, DOG], 4, ROOT)
+
+    every = [*keys(1, 0, 0), *keys(2, 0, 0), *keys(1, 1, 0), *keys(1, 0, 4)]
+    assert len(set(every)) == len(every) == 100
+    assert {len(key) for key in every} == {32}
 
 
 # Red if equal prompts get unequal keys, or if one changed token leaves any later page's key as it was.
