@@ -10,7 +10,9 @@ import torch
 from sightline.ops.external.compiler import without_the_compiler
 
 with without_the_compiler():
-    import quack.epilogue.library  # noqa: F401  its epilogues are imported with a product otherwise, and can fail to
+    import quack.epilogue.frontend
+    import quack.epilogue.library  # its epilogues are imported with a product otherwise, and can fail to
+    import quack.gemm
     from quack.gemm import gemm
     from quack.gemm_config import GemmConfig
     from quack.gemm_interface import gemm_act
@@ -19,6 +21,8 @@ from sightline.ops.linear import CUBLAS, CUBLASLT, TWO_OPS, add_linear, linear_g
 
 # A tile is taken by one of two groups of warps in turn, and two multiprocessors with neighbouring rows share the weights.
 _TILE = GemmConfig(tile_m=128, tile_n=160, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
+_MOST_SIZES = 1024
+_sizes: set[int] = set()  # numbers of rows that were multiplied since plans were last forgotten
 _SHORT = 2048  # inner sizes up to here; longer ones are as fast through cuBLAS if nothing but a bias follows
 
 
@@ -28,7 +32,24 @@ def _are_matrices(*tensors: torch.Tensor) -> bool:
     return plain and all(x.shape[1] % 8 == 0 for x in tensors)
 
 
+def _note_size(rows: int) -> None:
+    """quack keeps a plan for every size it has seen, some kilobytes for ever, and batches of images come in thousands of sizes.
+
+    It has no way to forget them; where its next version keeps them is not known, and then they stay. A plan is made again in a
+    fraction of a millisecond, and recorded graphs need none.
+    """
+    _sizes.add(rows)
+    if len(_sizes) > _MOST_SIZES:
+        _sizes.clear()
+        _sizes.add(rows)
+        getattr(quack.gemm, "_gemm_plan_cache", {}).clear()
+        for epilogue in getattr(quack.epilogue.frontend, "TORCH_OP_EPI_MODS", {}).values():
+            for name in ("_plan_cache", "_call_cache"):
+                getattr(epilogue, name, {}).clear()
+
+
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
+    _note_size(len(x))
     joined = ("B",) if activation == "swiglu" else None  # gate and up are the halves of the weight, not every other row
     found = gemm_act(
         x,
@@ -84,5 +105,6 @@ def _is_for_adding(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, b
 def add_linear_quack(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Here and through cuBLAS, 1,280 to 1,152: 65 and 72 for 14,400 rows, 381 and 431 for 96,000; but 35 and 36 for 8,160,
     24 and 18 for 3,520. These tiles are wider: they divide 1,152."""
+    _note_size(len(x))
     gemm(x, weight, total, total, None, tile_M=128, tile_N=192, cluster_M=2, cluster_N=1, pingpong=True)
     return total
