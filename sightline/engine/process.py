@@ -43,7 +43,7 @@ from sightline.engine.messages import (
     request_of,
 )
 from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
-from sightline.host_memory import keep_freed_memory
+from sightline.host_memory import keep_freed_memory, keep_from_the_collector
 from sightline.models.files import read_model_files
 from sightline.models.fp8_summary import summarise
 from sightline.timing import StageClock
@@ -248,6 +248,7 @@ def load(start: Start, send: Callable[[FromEngine], None]) -> Engine:
             send(Progress(done, total))
 
     engine = load_engine(start.config, read_model_files(start.config.model, start.config.media), progress)
+    keep_from_the_collector()
     send(ready_report(engine, time.perf_counter() - begun))
     return engine
 

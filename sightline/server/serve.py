@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
-import gc
 import ipaddress
 import logging
 import math
@@ -21,7 +20,7 @@ import uvloop
 
 from sightline.config import Config
 from sightline.errors import ConfigError
-from sightline.host_memory import keep_freed_memory
+from sightline.host_memory import keep_freed_memory, keep_from_the_collector
 from sightline.media.pillow import silence_warnings
 from sightline.media.source import load_image
 from sightline.models.files import ModelFiles, find_folder, read_files_of
@@ -153,8 +152,7 @@ class _Server:
 def _warm_up(config: Config) -> None:
     """While the engine loads: imports what the first image needs, and takes what stays from the collector's rounds."""
     load_image(_PIXEL, dataclasses.replace(config.media, min_image_side=1))
-    gc.collect()
-    gc.freeze()
+    keep_from_the_collector()
 
 
 class _Uvicorn(uvicorn.Server):
