@@ -28,6 +28,7 @@ _MOST_COPIES = 8
 _GRAPH_SECONDS = 2e-3  # what one graph should last, so that its start and end do not count
 _MOST_LAUNCHES = 50
 DEFINITION = "definition"
+OUT_OF_MEMORY = "out of memory"  # a definition may be too large for a device; nothing else may fail
 SHAPES = {**TOWER_SHAPES, **TEXT_SHAPES, **SAMPLING_SHAPES}  # an op that is not here has no shapes
 
 
@@ -90,8 +91,8 @@ def _measure_case(op: Op[..., Any], case: Case, rates: Rates, repeats: int, devi
         calls = [_bound(run, one) for one in inputs]
         try:
             timed, error = measure_calls(calls, repeats, device), None
-        except torch.OutOfMemoryError:
-            timed, error = None, "out of memory"
+        except RuntimeError as failure:  # one that cannot run must not end the figures of the others
+            timed, error = None, OUT_OF_MEMORY if isinstance(failure, torch.OutOfMemoryError) else f"failed: {failure}"[:200]
             torch.cuda.empty_cache()
         yield KernelCost(
             op=op.name,

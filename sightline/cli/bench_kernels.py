@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from sightline.bench.device_name import device_name
-    from sightline.bench.kernels import all_ops
+    from sightline.bench.kernels import OUT_OF_MEMORY, all_ops
     from sightline.bench.summary import add_to_summary
 
     check_positive(arguments, "repeats")
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         keep(arguments.json, kept)
     if arguments.summary is not None and figures:
         add_to_summary(arguments.summary, figures, command(), about)
-    return 1 if without else 0
+    return 1 if without or any(cost.error not in (None, OUT_OF_MEMORY) for cost in costs) else 0
 
 
 def _setting(arguments: argparse.Namespace) -> "Setting":

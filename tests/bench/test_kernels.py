@@ -77,6 +77,23 @@ def test_twins_stand_beside_the_definition(tiny_checkpoints: dict[str, Path], mo
     assert [(one.twin, one.used) for one in found[:3]] == [("definition", False), ("first", True), ("second", False)]
 
 
+# Red if a kernel that cannot run takes the figures of all others along, or fails without a word.
+def test_a_twin_that_fails_is_named(
+    tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fail(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("no kernel image")
+
+    all_ops()
+    monkeypatch.setattr(OPS["silu_mul"], "twins", [Twin("broken", fail, lambda *_, **__: True)])
+    flags = ["--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", "--no-batches", "--repeats", "1"]
+    kept = tmp_path / "k.json"
+    assert main(["bench", "kernels", "--ops", "silu_mul", "gelu", *flags, "--json", str(kept)]) == 1
+    assert "failed: no kernel image" in capsys.readouterr().out
+    errors = {one["twin"]: one["error"] for one in json.loads(kept.read_text())["ops"]}
+    assert errors == {"definition": None, "broken": "failed: no kernel image"}
+
+
 def test_an_op_without_shapes_is_named(
     tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
