@@ -116,36 +116,40 @@ def _rotate_and_store(at: Setting) -> Iterator[Case]:
 def _paged_attention(at: Setting) -> Iterator[Case]:
     for context in at.sizes.contexts:
         for sequences in at.sizes.decode_rows:
-            yield _paged(at, sequences, 1, context)
+            yield _paged(at, 1, (context,) * sequences, f"{sequences} x 1 over {context}")
         for queries in at.sizes.prefill_rows:
             if queries <= context:
-                yield _paged(at, 1, queries, context)
+                yield _paged(at, queries, (context,), f"1 x {queries} over {context}")
+    short, *_, long = at.sizes.contexts
+    for sequences in at.sizes.decode_rows[1:]:
+        yield _paged(at, 1, (long, *(short,) * (sequences - 1)), f"{sequences} x 1 over {short}, one {long}")
 
 
-def _paged(at: Setting, sequences: int, queries: int, context: int) -> Case:
+def _paged(at: Setting, queries: int, contexts: tuple[int, ...], shape: str) -> Case:
     text = at.spec.text
     page_size = EngineConfig().page_size
+    pages = [-(-context // page_size) for context in contexts]
 
     def make() -> Arguments:
-        pages = -(-context // page_size)
-        order = torch.randperm(sequences * pages, device=at.device).to(torch.int32)
-        cache = (sequences * pages, page_size, text.num_kv_heads, text.head_dim)
+        order = torch.randperm(sum(pages), device=at.device).to(torch.int32)
+        table = torch.nn.utils.rnn.pad_sequence(order.split(pages), batch_first=True)
+        cache = (sum(pages), page_size, text.num_kv_heads, text.head_dim)
         return {
-            "q": at.normal(sequences * queries, text.num_heads, text.head_dim),
+            "q": at.normal(len(contexts) * queries, text.num_heads, text.head_dim),
             "k_cache": at.normal(*cache),
             "v_cache": at.normal(*cache),
-            "page_table": order.view(sequences, pages),
-            "query_starts": at.tensor(list(range(0, (sequences + 1) * queries, queries))),
-            "context_lengths": at.tensor([context] * sequences),
-            "query_lengths_host": (queries,) * sequences,
-            "context_lengths_host": (context,) * sequences,
+            "page_table": table.contiguous(),
+            "query_starts": at.tensor(list(range(0, (len(contexts) + 1) * queries, queries))),
+            "context_lengths": at.tensor(contexts),
+            "query_lengths_host": (queries,) * len(contexts),
+            "context_lengths_host": contexts,
         }
 
     heads = text.num_heads * text.head_dim
-    seen = queries * (context - queries) + queries * (queries + 1) / 2  # pairs of a query and a key
-    kept = 2 * context * text.num_kv_heads * text.head_dim
-    moved = at.itemsize * sequences * (kept + 2 * queries * heads)
-    return Case(f"{sequences} x {queries} over {context}", make, moved, 4.0 * sequences * seen * heads)
+    seen = sum(queries * (context - queries) + queries * (queries + 1) / 2 for context in contexts)  # pairs of query and key
+    kept = 2 * sum(contexts) * text.num_kv_heads * text.head_dim
+    moved = at.itemsize * (kept + 2 * len(contexts) * queries * heads)
+    return Case(shape, make, moved, 4.0 * seen * heads)
 
 
 def _gather_pages(at: Setting) -> Iterator[Case]:

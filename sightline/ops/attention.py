@@ -126,6 +126,7 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         (4, 4, 128, 16, (40,), (70,)),
         (8, 2, 256, 16, (5, 1), (5, 20)),
         (8, 2, 128, 16, (1, 1), (700, 300)),
+        (4, 2, 64, 16, (1,) * 9, (1, 900, 30, 1, 64, 2, 65, 17, 1)),  # one much longer than the others
         (2, 1, 128, 16, (1, 2000, 3), (20, 2130, 150)),  # so many queries read each key that gathering keys is worth it
     )
     for heads, kv_heads, head_dim, page_size, queries, contexts in cases:

@@ -2,7 +2,7 @@
 
 A graph is recorded for a bucket of sizes, and all that varies lies in buffers that are rewritten before each replay:
 
-    decoding     one token each of up to 1, 2, 4, 8 … sequences
+    decoding     one token each of up to 1, 2, 4, 8 … sequences, of about equal length or not
     mixed        up to 16, 32, … 2,304 tokens of up to 8 or 64 sequences, image rows among them
 
 Longer steps keep the device busy for longer than the host takes to launch them one by one.
@@ -31,6 +31,9 @@ from sightline.run.batch import PackedBatch, known_tokens
 from sightline.vision.transfer import send
 
 DECODING = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # sequences
+UNEVEN = (8, 16, 32, 64, 128, 256)  # sequences, one of them much longer than the others: its keys are split into more parts
+_LONG = 8192  # tokens of a context that others are to wait for
+_MUCH_LONGER = 4  # than the average
 _SMALL_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MIXED_TOKENS = (*_SMALL_TOKENS, *range(1152, 2305, 128))
 MIXED_SEQUENCES = (8, 64)
@@ -42,18 +45,26 @@ class Bucket:
     tokens: int
     sequences: int
     decoding: bool  # one token of each sequence, no image rows
+    uneven: bool = False  # for contexts of very different lengths
 
 
 def buckets(max_sequences: int, max_tokens: int) -> list[Bucket]:
     """All that an engine with these limits can meet, the largest first."""
     decoding = _up_to(DECODING, min(max_sequences, max_tokens))
     found = [Bucket(count, count, True) for count in decoding]
+    if decoding[-1] >= UNEVEN[0]:
+        found += [Bucket(count, count, True, uneven=True) for count in _up_to(UNEVEN, decoding[-1])]
     counts = _up_to(MIXED_SEQUENCES, max_sequences)
     for tokens in _up_to(MIXED_TOKENS, max_tokens):
         # In large steps places of sequences that are not there cost nothing to speak of.
         fitting = counts[-1:] if tokens > _SMALL_TOKENS[-1] else [count for count in counts if count <= tokens]
         found += [Bucket(tokens, sequences, False) for sequences in fitting]
-    return sorted(found, key=lambda bucket: (bucket.tokens, bucket.sequences), reverse=True)
+    return sorted(found, key=lambda bucket: (bucket.tokens, bucket.sequences, bucket.uneven), reverse=True)
+
+
+def _is_uneven(contexts: tuple[int, ...]) -> bool:
+    longest = max(contexts)
+    return longest >= _LONG and longest * len(contexts) >= _MUCH_LONGER * sum(contexts)
 
 
 def _gathers(batch: PackedBatch) -> bool:
@@ -101,6 +112,8 @@ class StepGraphs:
         if tokens > _SMALL_TOKENS[-1] and _gathers(batch):
             return None
         fitting = [b for b in self._buckets if b.tokens >= tokens and b.sequences >= sequences and b.decoding == decoding]
+        uneven = decoding and sequences > UNEVEN[0] // 2 and _is_uneven(batch.context_lengths_host)
+        fitting = [bucket for bucket in fitting if bucket.uneven == uneven] or fitting
         return fitting[-1] if fitting else None
 
     @torch.inference_mode()
@@ -134,13 +147,14 @@ class StepGraphs:
         return self._graphs[bucket]
 
     def _static_batch(self, bucket: Bucket, inputs: "_Inputs") -> ForwardBatch:
-        """What the graph reads. Lengths on the host bound the real ones: kernels take those from the device."""
+        """What the graph reads. The longest length on the host bounds the real ones: kernels take those from the device."""
         lengths = (1,) * bucket.sequences if bucket.decoding else (bucket.tokens,) + (1,) * (bucket.sequences - 1)
+        others = 1 if bucket.uneven else self._longest
         return ForwardBatch(
             **inputs.on_device(),
             page_table=self._page_table[: bucket.sequences],
             query_lengths_host=lengths,
-            context_lengths_host=(self._longest,) * bucket.sequences,
+            context_lengths_host=(self._longest,) + (others,) * (bucket.sequences - 1),
             vision_rows=None if bucket.decoding else self._vision_rows,
         )
 

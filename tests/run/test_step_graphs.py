@@ -18,7 +18,7 @@ from sightline import LLM
 from sightline.errors import ConfigError
 from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.dispatch import Twin
-from sightline.run.step_graphs import DECODING, MIXED_SEQUENCES, MIXED_TOKENS, Bucket, StepGraphs, buckets
+from sightline.run.step_graphs import DECODING, MIXED_SEQUENCES, MIXED_TOKENS, UNEVEN, Bucket, StepGraphs, buckets
 
 
 def attention_by_device(
@@ -143,6 +143,26 @@ def test_large_steps_that_gather_keys_do_not(
         assert {bucket.tokens for bucket in found if not bucket.decoding} == graphs
 
 
+def test_one_long_context_among_short_ones(
+    tiny_checkpoints: dict[str, Path], overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when such a step is recorded for contexts of one length, or any other step for uneven ones."""
+    monkeypatch.setattr("sightline.run.step_graphs._LONG", 256)
+    folder = tiny_checkpoints["qwen3-vl"]
+    run = recorded_driver(folder, max_num_batched_tokens=2048, max_num_seqs=12)
+    requests = [request_of(folder, letter * (900 if letter == "a" else 3)) for letter in "abcdefghi"]
+    numbers = [run.add(request, tokens=6) for request in requests]
+    run.run()
+    for number, request in zip(numbers, requests, strict=True):
+        assert run.tokens(number) == plain_answer(folder, request, 6)
+    used = run.engine.runner.step_graphs._graphs
+    assert {bucket for bucket in used if bucket.decoding} == {Bucket(16, 16, True, uneven=True)}
+    even = [run.add(request_of(folder, letter * 3), tokens=6) for letter in "jklmnopqr"]
+    run.run()
+    assert all(run.tokens(number) for number in even)
+    assert {bucket for bucket in used if bucket.decoding} == {Bucket(16, 16, True, uneven=True), Bucket(16, 16, True)}
+
+
 def test_buckets() -> None:
     every = buckets(256, 8192)
     assert {bucket.sequences for bucket in every if bucket.decoding} == set(DECODING)
@@ -150,7 +170,11 @@ def test_buckets() -> None:
     assert all(bucket.sequences in MIXED_SEQUENCES for bucket in every if not bucket.decoding)
     assert every[0] == Bucket(2304, 64, False) and every[-1] == Bucket(1, 1, True)
     assert len([bucket for bucket in every if bucket.tokens > 1024]) == 10, "large ones for up to 64 sequences only"
+    assert {bucket.sequences for bucket in every if bucket.uneven} == set(UNEVEN) and all(
+        bucket.decoding for bucket in every if bucket.uneven
+    )
     few = buckets(3, 40)
+    assert not any(bucket.uneven for bucket in few), "so few are split into many parts anyway"
     assert {bucket.sequences for bucket in few if bucket.decoding} == {1, 2, 4}
     assert max(bucket.tokens for bucket in few) == 64
 

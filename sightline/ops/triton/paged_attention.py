@@ -6,6 +6,9 @@ a part of the keys, and keeps the running maximum, sum and weighted values (onli
 
     keys of a sequence   |  part 0  |  part 1  |  part 2  |      part = ceil(context / parts), in blocks
     partial results      m, l, acc    m, l, acc   m, l, acc  ──► joined
+
+All sequences of a step are split into as many parts. Where one is much longer than the others there are more of them, so that
+the step does not wait for the few programs that have the long one.
 """
 
 import torch
@@ -19,6 +22,7 @@ from sightline.ops.triton.early_start import early_start, wait_for_inputs
 MIXED = "triton decode and definition"
 KEYS = 64  # that a program takes at once; this and the following as measured on an H200
 PROGRAMS = 512  # wanted at least: about four per multiprocessor
+_MOST_PROGRAMS = 8 * PROGRAMS  # where contexts are uneven: most of them have nothing to do
 FEW_PARTS = 16  # (warps, blocks read ahead) of a program up to so many parts, and with more, when there are few sequences
 TUNED, TUNED_MANY_PARTS = (2, 4), (4, 2)
 _ROWS = 16  # rows of the smallest matrix product
@@ -128,7 +132,7 @@ def decode_triton(
 ) -> torch.Tensor:
     """One query of each sequence."""
     out = torch.empty_like(q)
-    _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, max(context_lengths_host))
+    _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, context_lengths_host)
     return out
 
 
@@ -145,9 +149,9 @@ def paged_attention_triton(
 ) -> torch.Tensor:
     """Sequences with one query by the kernel, all others by the definition."""
     out = torch.empty_like(q)
-    decoding = [context for queries, context in zip(query_lengths_host, context_lengths_host, strict=True) if queries == 1]
+    decoding = tuple(context for count, context in zip(query_lengths_host, context_lengths_host, strict=True) if count == 1)
     if decoding:
-        _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, max(decoding))
+        _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, decoding)
     if len(decoding) < len(query_lengths_host):
         attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host, skip_single=True)
     return out
@@ -161,14 +165,14 @@ def _decode(
     page_table: torch.Tensor,
     query_starts: torch.Tensor,
     context_lengths: torch.Tensor,
-    longest: int,
+    contexts: tuple[int, ...],
 ) -> None:
-    """Fills the rows of sequences that have one query."""
+    """Fills the rows of sequences that have one query, whose contexts the host says to be `contexts`."""
     _, heads, head_dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     sequences = context_lengths.shape[0]
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    parts = _parts(sequences * kv_heads, longest)
+    parts = parts_for(sequences * kv_heads, contexts)
     early = early_start(sequences, q.device)
     warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
     split = sequences if parts > 1 else 0
@@ -183,7 +187,13 @@ def _decode(
         _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, **early)
 
 
-def _parts(programs: int, context: int) -> int:
-    """So many that the device is full, but none shorter than a few blocks; a power of two, for each is a kernel of its own."""
-    wanted = min(-(-PROGRAMS // programs), -(-context // (2 * KEYS)), _MOST_PARTS)
-    return next_power_of_2(max(1, wanted))
+def parts_for(programs: int, contexts: tuple[int, ...]) -> int:
+    """Into how many parts keys are split, where there are `programs` without: a power of two, for each is a kernel of its own.
+
+    So many that the device is full, more by as much as the longest context is longer than they are on average, but none shorter
+    than a few blocks.
+    """
+    longest = max(contexts)
+    enough = -(-PROGRAMS // programs)
+    uneven = min(-(-enough * longest * len(contexts) // max(1, sum(contexts))), _MOST_PROGRAMS // programs)
+    return next_power_of_2(max(1, min(max(enough, uneven), -(-longest // (2 * KEYS)), _MOST_PARTS)))
