@@ -111,6 +111,11 @@ def _answered(
     finally:
         for _ in threads:
             waiting.put(None)
+        if not pending:
+            # They end at once. One that outlived the run could be the last to hold the model, and free it while the process
+            # ends: torch then aborts it.
+            for thread in threads:
+                thread.join()
 
 
 def _usable(answer: Answer | BaseException) -> Answer | UserError:

@@ -64,6 +64,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
+def test_no_thread_outlives_a_run() -> None:
+    """Red when one may hold the model last, and free it while the process ends: torch aborts it then, now and then."""
+    for _ in range(50):
+        run_task(make_task(3), Scripted(), {}, concurrency=8)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("asking-")]
+
+
 @pytest.mark.parametrize("concurrency", [1, 3, 64])
 def test_every_sample_once_and_in_order(concurrency: int) -> None:
     answerer = Scripted(lambda question: question.upper() if question != "question 4" else "no")
