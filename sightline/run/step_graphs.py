@@ -32,7 +32,7 @@ from sightline.vision.transfer import send
 
 DECODING = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # sequences
 UNEVEN = (8, 16, 32, 64, 128, 256)  # sequences, one of them much longer than the others: its keys are split into more parts
-_LONG = 8192  # tokens of a context that others are to wait for
+_LONG = 8192  # tokens; a shorter context holds nobody up
 _MUCH_LONGER = 4  # than the average
 _SMALL_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MIXED_TOKENS = (*_SMALL_TOKENS, *range(1152, 2305, 128))

@@ -8,7 +8,7 @@ from PIL import Image
 
 from assets import asset_files
 from oracle import oracle
-from parity.subject import DEVICES, FAMILIES, both
+from parity.subject import DEVICES, FAMILIES, both, check_rows_in_bfloat16
 
 SIDE = {"cpu": 448, "cuda": 1600}  # pixels of the longer side: as large as a machine can do in a moment
 
@@ -23,11 +23,4 @@ def test_rows_in_bfloat16(tiny_checkpoints: dict[str, Path], family: str, device
     messages = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "What is it?"}]}]
     exact = oracle(tiny_checkpoints[family], family, device)
     rounded, ours = both(tiny_checkpoints, family, device, torch.bfloat16)
-    inputs = exact.inputs(messages)
-    truth, theirs = (
-        reference.rows(inputs["pixel_values"], inputs["image_grid_thw"]).joined.float() for reference in (exact, rounded)
-    )
-    mine = ours.rows(ours.request(messages))
-    assert mine is not None and mine.shape == truth.shape
-    their_error, my_error = ((rows.float() - truth).square().mean().sqrt() for rows in (theirs, mine))
-    assert my_error <= 1.5 * their_error, f"ours {my_error:.5f}, transformers' {their_error:.5f}"
+    check_rows_in_bfloat16(exact, rounded, ours, messages)

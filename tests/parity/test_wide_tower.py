@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from oracle import Oracle
-from parity.subject import Subject
+from parity.subject import Subject, check_rows_in_bfloat16
 from sightline.models.create import create_checkpoint
 from sightline.models.families import FAMILIES
 
@@ -45,11 +45,4 @@ def test_rows_in_bfloat16(sides: tuple[Oracle, Oracle, Subject], sizes: list[tup
     pictures = [Image.fromarray(random.integers(0, 256, (high, wide, 3), dtype=np.uint8)) for high, wide in sizes]
     parts = [{"type": "image", "image": picture} for picture in pictures]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
-    inputs = exact.inputs(messages)
-    truth, theirs = (
-        reference.rows(inputs["pixel_values"], inputs["image_grid_thw"]).joined.float() for reference in (exact, rounded)
-    )
-    mine = ours.rows(ours.request(messages))
-    assert mine is not None and mine.shape == truth.shape
-    their_error, my_error = ((rows.float() - truth).square().mean().sqrt() for rows in (theirs, mine))
-    assert my_error <= 1.5 * their_error, f"ours {my_error:.5f}, transformers' {their_error:.5f}"
+    check_rows_in_bfloat16(exact, rounded, ours, messages)

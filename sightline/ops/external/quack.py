@@ -2,7 +2,7 @@
 
 Its kernels finish one tile (bias, GELU, SiLU, what is added) while they multiply the next, where cuBLAS's wait. That counts
 where the inner size is short, as in a tower's blocks, or where finishing saves a pass over memory. Times are microseconds on an
-H200, timed by hand.
+H200, timed by hand (benchmarks/results/h200/products.json).
 """
 
 import torch
