@@ -126,10 +126,11 @@ def measure_parts(tower: VisionTower, repeats: int) -> list[PartCost]:
     patches, heads = len(one.row_col), spec.num_heads
     block = tower.blocks[0]
     assert isinstance(block, TowerBlock)
-    qkv = torch.randn(patches, 3, heads, block.qkv.weight.shape[0] // (3 * heads), device=device).to(dtype)
+    qkv = torch.randn(patches, 3, heads, block.proj.weight.shape[1] // heads, device=device).to(dtype)
+    row_col = one.row_col.T.contiguous().T
     part(
         f"rotary {patches}x{heads}x{spec.head_dim}",
-        lambda: vision_rotary(qkv, one.row_col, tower.rotary),
+        lambda: vision_rotary(qkv, row_col, tower.rotary),
         2 * 2 * patches * heads * spec.head_dim * dtype.itemsize,  # q and k, read and written
     )
     grids = torch.tensor(SHAPES["1080p"], dtype=torch.int32, device=device)

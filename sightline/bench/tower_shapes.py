@@ -1,6 +1,7 @@
 """Shapes at which ops of the tower and of pixels are timed."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_arguments
 from sightline.models.tower import HEAD_PLACES
 from sightline.ops.places import patch_places
-from sightline.ops.rotary import make_rotary_table
+from sightline.ops.rotary import Pairing, make_patch_rotary
 
 
 def _layer_norm(at: Setting) -> Iterator[Case]:
@@ -17,14 +18,20 @@ def _layer_norm(at: Setting) -> Iterator[Case]:
         yield Case(f"{rows}x{size}", partial(norm_arguments, at, rows, size, "x"), at.itemsize * 2 * rows * size)
 
 
+def _rotary_arguments(at: Setting, rows: int) -> Arguments:
+    vision = at.spec.vision
+    pairing: Pairing = "adjacent" if at.device.type == "cuda" else "halves"
+    places = _places(at, vision.head_dim)
+    rotary = make_patch_rotary(256, vision.head_dim, vision.rope_theta, at.device, pairing, vision.num_heads, places)
+    return {"row_col": at.integers(0, 160, 2, rows, dtype=torch.int32).T, "rotary": rotary}
+
+
 def _vision_rotary(at: Setting) -> Iterator[Case]:
     vision = at.spec.vision
     heads, size = vision.num_heads, vision.head_dim
-    table = make_rotary_table(256, size // 2, vision.rope_theta, at.device)
 
     def make(rows: int) -> Arguments:
-        qkv = at.normal(rows, 3, heads, _places(at, size))
-        return {"qkv": qkv, "row_col": at.integers(0, 160, rows, 2, dtype=torch.int32), "table": table}
+        return {"qkv": at.normal(rows, 3, heads, _places(at, size)), **_rotary_arguments(at, rows)}
 
     for rows in at.sizes.patches:  # q and k are read and written
         yield Case(f"{rows}x{heads}x{size}", partial(make, rows), 4 * at.itemsize * rows * heads * size)
@@ -97,6 +104,15 @@ def _join_parts(at: Setting) -> Iterator[Case]:
 def _tower_linear(at: Setting) -> Iterator[Case]:
     vision = at.spec.vision
     return _products(at, vision.hidden_size, 3 * vision.num_heads * _places(at, vision.head_dim))
+
+
+def _rotated_projection(at: Setting) -> Iterator[Case]:
+    def make(case: Case) -> Arguments:
+        arguments = case.make()
+        return {**arguments, **_rotary_arguments(at, len(arguments["x"])), "heads": at.spec.vision.num_heads}
+
+    for case in _tower_linear(at):
+        yield replace(case, make=partial(make, case))
 
 
 def _linear_gelu_tanh(at: Setting) -> Iterator[Case]:
@@ -246,6 +262,7 @@ TOWER_SHAPES: dict[str, Maker] = {
     "repeat_tail": _repeat_tail,
     "join_parts": _join_parts,
     "tower_linear": _tower_linear,
+    "rotated_projection": _rotated_projection,
     "linear_gelu_tanh": _linear_gelu_tanh,
     "add_linear": _add_linear,
     "gelu": _gelu,

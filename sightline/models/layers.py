@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from sightline.ops.activations import gelu_tanh, silu_mul
-from sightline.ops.dispatch import Op
 from sightline.ops.linear import add_linear, linear, linear_gelu_tanh, linear_silu_mul
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.spec import Norm
@@ -54,10 +53,10 @@ def add_product(total: torch.Tensor, x: torch.Tensor, module: nn.Module) -> torc
     return total.add_(module(x))  # in 8-bit floats
 
 
-def apply_linear(module: nn.Module, x: torch.Tensor, by: Op[..., torch.Tensor] = linear) -> torch.Tensor:
+def apply_linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """module(x), by the op where it is a plain linear map."""
     if isinstance(module, nn.Linear):
-        return by(x, module.weight, module.bias)
+        return linear(x, module.weight, module.bias)
     out: torch.Tensor = module(x)  # in 8-bit floats
     return out
 

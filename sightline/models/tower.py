@@ -5,12 +5,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from sightline.models.inputs import TowerBatch
-from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, add_product, apply_linear, make_norm
+from sightline.models.layers import GatedMLP, GeluMLP, LayerNorm, RMSNorm, add_product, make_norm
 from sightline.ops.activations import gelu, silu_mul
 from sightline.ops.attention import segment_attention
-from sightline.ops.linear import tower_linear
 from sightline.ops.position_grid import add_position_grid
-from sightline.ops.rotary import RotaryTable, make_rotary_table, vision_rotary
+from sightline.ops.rotary import PatchRotary, make_patch_rotary, rotated_projection, vision_rotary
 from sightline.spec import VisionSpec
 
 # Patches along a side of an image. smart_resize keeps areas below some 17 M pixels and aspects below 200, which is at most
@@ -53,35 +52,45 @@ class TowerBlock(nn.Module):
         super().__init__()
         self.heads, self.head_dim = spec.num_heads, spec.head_dim
         self.norm1 = make_norm(spec.norm, spec.hidden_size, spec.norm_eps)
-        self.qkv = nn.Linear(spec.hidden_size, 3 * spec.hidden_size, bias=spec.qkv_bias)
+        self.qkv: nn.Module = nn.Linear(spec.hidden_size, 3 * spec.hidden_size, bias=spec.qkv_bias)
         self.proj = nn.Linear(spec.hidden_size, spec.hidden_size, bias=spec.proj_bias)
         self.norm2 = make_norm(spec.norm, spec.hidden_size, spec.norm_eps)
         mlp = GeluMLP if spec.mlp == "gelu_tanh" else GatedMLP
         self.mlp = mlp(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
 
-    def pad_heads(self, size: int) -> None:
-        """Lays heads out in `size` places, half a head in each half of them, the rest of which stays zero: attention kernels
-        work in multiples of 16, so 80 takes no longer than 72, and halves of 40 numbers are aligned."""
-        more, halves = (size - self.head_dim) // 2, (2, self.head_dim // 2)
-        weight = self.qkv.weight.detach().unflatten(0, (3, self.heads, *halves))
-        self.qkv.weight = nn.Parameter(F.pad(weight, (0, 0, 0, more)).flatten(0, 3))
+    def lay_out_heads(self, places: int) -> None:
+        """Puts the numbers that are rotated against each other side by side, where the end of a product has both in one thread,
+        and heads in so many places, the rest of which stays zero: attention kernels work in multiples of 16, so 80 takes no
+        longer than 72."""
+        assert isinstance(self.qkv, nn.Linear)
+        self.qkv.weight = nn.Parameter(self._laid_out(self.qkv.weight.detach(), places))
         if self.qkv.bias is not None:
-            bias = self.qkv.bias.detach().unflatten(0, (3, self.heads, *halves))
-            self.qkv.bias = nn.Parameter(F.pad(bias, (0, more)).flatten())
-        weight = self.proj.weight.detach().unflatten(1, (self.heads, *halves))
+            self.qkv.bias = nn.Parameter(self._laid_out(self.qkv.bias.detach()[:, None], places)[:, 0])
+        more = places - self.head_dim
+        weight = self.proj.weight.detach().unflatten(1, (self.heads, -1))
         self.proj.weight = nn.Parameter(F.pad(weight, (0, more)).flatten(1))
+
+    def _laid_out(self, rows: torch.Tensor, places: int) -> torch.Tensor:
+        q, k, v = rows.unflatten(0, (3, self.heads, 2, -1))  # halves of heads
+        q, k = (x.transpose(1, 2) for x in (q, k))
+        heads = torch.stack([x.flatten(1, 2) for x in (q, k, v)])
+        return F.pad(heads, (0, 0, 0, places - self.head_dim)).flatten(0, 2)
 
     def forward(
         self,
         hidden: torch.Tensor,  # [patches, hidden_size]
         row_col: torch.Tensor,
-        table: RotaryTable,
+        rotary: PatchRotary,
         starts: torch.Tensor,
         lengths: tuple[int, ...],
     ) -> torch.Tensor:
         """The stream after this block, in the memory of the one before it."""
-        qkv = apply_linear(self.qkv, self.norm1(hidden), tower_linear).unflatten(1, (3, self.heads, -1))
-        vision_rotary(qkv, row_col, table)
+        normed = self.norm1(hidden)
+        if isinstance(self.qkv, nn.Linear):
+            qkv = rotated_projection(normed, self.qkv.weight, self.qkv.bias, row_col, rotary, self.heads)
+        else:  # in 8-bit floats
+            qkv = self.qkv(normed).unflatten(1, (3, self.heads, -1))
+            vision_rotary(qkv, row_col, rotary)
         q, k, v = qkv.unbind(1)
         attended = segment_attention(q, k, v, starts, lengths, self.head_dim**-0.5).flatten(1)
         hidden = add_product(hidden, attended, self.proj)
@@ -169,25 +178,28 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(TowerBlock(spec) for _ in range(spec.depth))
         self.merger = ConvGatedMerger(spec) if spec.merger == "conv_gated" else MlpMerger(spec, norm_after_join=False)
         self.deepstack_mergers = nn.ModuleList(MlpMerger(spec, norm_after_join=True) for _ in spec.deepstack_layers)
-        self.rotary: RotaryTable
+        self.rotary: PatchRotary
 
     def prepare(self) -> None:
         """Makes what follows from the weights; called once after they are loaded."""
         self.patch_embed.prepare()
         device = self.patch_embed.weight.device
+        self.rotary = make_patch_rotary(MAX_GRID_SIDE, self.spec.head_dim, self.spec.rope_theta, device)
         if device.type == "cuda":
             self.lay_out_for_gpu()
-        self.rotary = make_rotary_table(MAX_GRID_SIDE, self.spec.head_dim // 2, self.spec.rope_theta, device)
 
     def lay_out_for_gpu(self) -> None:
         """The same tower in a form that suits a GPU's kernels; its parameters are no longer those of a checkpoint."""
-        places = -(-self.spec.head_dim // HEAD_PLACES) * HEAD_PLACES
-        biases = torch.zeros(self.spec.hidden_size, device=self.patch_embed.weight.device)
+        spec, device = self.spec, self.patch_embed.weight.device
+        places = -(-spec.head_dim // HEAD_PLACES) * HEAD_PLACES
+        self.rotary = make_patch_rotary(
+            MAX_GRID_SIDE, spec.head_dim, spec.rope_theta, device, "adjacent", spec.num_heads, places
+        )
+        biases = torch.zeros(spec.hidden_size, device=device)
         mergers = iter(self.deepstack_mergers)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, TowerBlock)
-            if places != self.spec.head_dim:
-                block.pad_heads(places)
+            block.lay_out_heads(places)
             biases = block.leave_biases_out(biases)
             if index in self.spec.deepstack_layers:
                 merger = next(mergers)
@@ -198,6 +210,7 @@ class VisionTower(nn.Module):
     def forward(self, batch: TowerBatch) -> torch.Tensor:
         """Embedding rows of all items, [rows, row_width]: the merged row, then one per deepstack tap."""
         hidden = self._embed(batch)
+        row_col = batch.row_col.T.contiguous().T  # all rows, then all columns: as products want them
         windows, window_spec = batch.windows, self.spec.window
         if windows is not None:
             unit = self.spec.merge_size**2
@@ -207,7 +220,7 @@ class VisionTower(nn.Module):
             starts, lengths = batch.segment_starts, batch.segment_lengths
             if windows is not None and window_spec is not None and index not in window_spec.full_attention_layers:
                 starts, lengths = windows.starts, windows.lengths
-            hidden = block(hidden, batch.row_col, self.rotary, starts, lengths)
+            hidden = block(hidden, row_col, self.rotary, starts, lengths)
             if index in self.spec.deepstack_layers:
                 taps.append(self.deepstack_mergers[len(taps)](hidden))
         rows = torch.cat((self.merger(hidden), *taps), dim=1) if taps else self.merger(hidden)

@@ -5,6 +5,8 @@ with the same 1-D table for both axes. Text: each frequency belongs to one of th
 by that axis's position. For plain text the three positions are equal and this is ordinary rotary embedding.
 """
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.linear import TWO_OPS, tower_linear
 
 _TOLERANCES = {torch.float32: Tolerance(2e-6, 1e-5), torch.bfloat16: Tolerance(1.6e-2, 1.6e-2)}
 
@@ -31,9 +34,48 @@ class RotaryTable:
 def make_rotary_table(positions: int, rotary_dim: int, theta: float, device: torch.device) -> RotaryTable:
     """Frequencies are theta^(-2i / rotary_dim), i < rotary_dim / 2. For a vision head pass half its size as rotary_dim."""
     # On the CPU, whatever the device: last bits of powers and cosines differ between devices, and late positions magnify them.
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * (1.0 / theta**exponents)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * _frequencies(rotary_dim, theta)
     return RotaryTable(angles.cos().to(device), angles.sin().to(device))
+
+
+def _frequencies(rotary_dim: int, theta: float) -> torch.Tensor:
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    return 1.0 / theta**exponents
+
+
+Pairing = Literal["halves", "adjacent"]
+
+
+@dataclass(frozen=True)
+class PatchRotary:
+    """How a tower rotates its queries and keys."""
+
+    table: RotaryTable  # head_dim / 4 frequencies: half of a head's pairs takes them by row, the other half by column
+    pairing: Pairing  # (i, i + places / 2), as checkpoints have it, or (2i, 2i + 1)
+    # Where pairs are adjacent, [1, 3 * heads * places] float32: how much of a full turn one row of patches (even columns of the
+    # projection) and one column of patches (odd ones) make; 0 for v and for what pads heads.
+    turns: torch.Tensor | None
+
+
+def make_patch_rotary(
+    positions: int,
+    head_dim: int,
+    theta: float,
+    device: torch.device,
+    pairing: Pairing = "halves",
+    heads: int = 1,
+    places: int | None = None,
+) -> PatchRotary:
+    """For heads of `head_dim` numbers that are laid out in `places`, as many if not said."""
+    table = make_rotary_table(positions, head_dim // 2, theta, device)
+    if pairing == "halves":
+        return PatchRotary(table, pairing, None)
+    quarter = head_dim // 4
+    turn = _frequencies(head_dim // 2, theta).double() / (2 * math.pi)
+    turns = torch.zeros(3, heads, (places or head_dim) // 2, 2, dtype=torch.float64)
+    turns[:2, :, :quarter, 0] = turn
+    turns[:2, :, quarter : 2 * quarter, 1] = turn
+    return PatchRotary(table, pairing, turns.float().flatten()[None].to(device))
 
 
 def _rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -52,28 +94,97 @@ def _rotate_adjacent(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 
 def _vision_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     cases = ((9, 2, 8, 8), (21, 4, 64, 64), (37, 16, 72, 72), (37, 16, 72, 80), (37, 16, 80, 80), (13, 12, 128, 128))
-    for tokens, heads, head_dim, places in cases:
-        yield {
+    pairings: tuple[Pairing, ...] = ("halves", "adjacent")
+    for (tokens, heads, head_dim, places), pairing in itertools.product(cases, pairings):
+        row_col = make.integers(0, 50, tokens, 2)
+        example = {
             "qkv": make.normal(tokens, 3, heads, places),
-            "row_col": make.integers(0, 50, tokens, 2),
-            "table": make_rotary_table(50, head_dim // 2, 1e4, make.device),
+            "row_col": row_col,
+            "rotary": make_patch_rotary(50, head_dim, 1e4, make.device, pairing, heads, places),
         }
+        yield example
+    yield {**example, "row_col": row_col.T.contiguous().T}  # all rows, then all columns
 
 
 @op(examples=_vision_examples, tolerances=_TOLERANCES)
-def vision_rotary(qkv: torch.Tensor, row_col: torch.Tensor, table: RotaryTable) -> None:
+def vision_rotary(qkv: torch.Tensor, row_col: torch.Tensor, rotary: PatchRotary) -> None:
     """Rotates q and k in place in a tower's packed projection; v is left alone.
 
-    qkv [patches, 3, heads, places], row_col [patches, 2] int, table with head_dim / 4 frequencies for any head size divisible
-    by 4. The halves of a head begin at 0 and at places / 2; where they are shorter than that, the rest of each is left alone.
+    qkv [patches, 3, heads, places], row_col [patches, 2] int, for any head size divisible by 4. Where heads are shorter than
+    their places, the rest is left alone: the end of each half, or of the head where pairs are adjacent.
     """
+    table = rotary.table
     cos = table.cos[row_col].flatten(1)[:, None, None]  # [patches, 1, 1, head_dim / 2]: of the row, then of the column
     sin = table.sin[row_col].flatten(1)[:, None, None]
-    size, second = cos.shape[-1], qkv.shape[-1] // 2
-    low, high = qkv[:, :2, :, :size], qkv[:, :2, :, second : second + size]
+    if rotary.pairing == "halves":
+        halves = qkv[:, :2].unflatten(-1, (2, -1))
+        low, high = halves[..., 0, : cos.shape[-1]], halves[..., 1, : cos.shape[-1]]
+    else:
+        pairs = qkv[:, :2].unflatten(-1, (-1, 2))
+        low, high = pairs[..., : cos.shape[-1], 0], pairs[..., : cos.shape[-1], 1]
     turned = low.float() * cos - high.float() * sin, high.float() * cos + low.float() * sin
     low.copy_(turned[0])
     high.copy_(turned[1])
+
+
+def _projection_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    cases: tuple[tuple[int, int, int, int, Pairing], ...] = (
+        # patches, heads, head_dim, places
+        (12, 2, 8, 8, "halves"),
+        (20, 2, 24, 32, "adjacent"),
+        (1028, 4, 72, 80, "adjacent"),
+        (4100, 2, 64, 64, "adjacent"),
+    )
+    for patches, heads, head_dim, places, pairing in cases:
+        size = 64
+        weight = make.normal(3, heads, places, size) / 8
+        weight[:, :, head_dim:] = 0
+        for bias in (make.normal(3 * heads * places), None):
+            yield {
+                "x": make.normal(patches, size),
+                "weight": weight.flatten(0, 2),
+                "bias": bias,
+                "row_col": make.integers(0, 200, 2, patches).T,
+                "rotary": make_patch_rotary(200, head_dim, 1e4, make.device, pairing, heads, places),
+                "heads": heads,
+            }
+
+
+@op(
+    examples=_projection_examples,
+    tolerances={torch.float32: Tolerance(2e-5, 1e-4), torch.bfloat16: Tolerance(4e-2, 3.2e-2)},
+)
+def rotated_projection(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    row_col: torch.Tensor,
+    rotary: PatchRotary,
+    heads: int,
+) -> torch.Tensor:
+    """A tower's packed projection, its queries and keys rotated. Returns [patches, 3, heads, places].
+
+    x [patches, size], weight [3 * heads * places, size], bias [3 * heads * places] or None, row_col and rotary as in
+    vision_rotary.
+    """
+    qkv: torch.Tensor = tower_linear.definition(x, weight, bias).unflatten(1, (3, heads, -1))
+    vision_rotary.definition(qkv, row_col, rotary)
+    return qkv
+
+
+@rotated_projection.twin(TWO_OPS, when=lambda *_, **__: True, recordable=True)
+def rotated_projection_in_two(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    row_col: torch.Tensor,
+    rotary: PatchRotary,
+    heads: int,
+) -> torch.Tensor:
+    """The product, then one pass over what is to be rotated."""
+    qkv: torch.Tensor = tower_linear(x, weight, bias).unflatten(1, (3, heads, -1))
+    vision_rotary(qkv, row_col, rotary)
+    return qkv
 
 
 def mrope_axes(sections: tuple[int, int, int], layout: Literal["blocked", "interleaved"], device: torch.device) -> torch.Tensor:
@@ -99,7 +210,7 @@ def text_rotary(
     positions: torch.Tensor,
     table: RotaryTable,
     axes: torch.Tensor,
-    pairing: Literal["halves", "adjacent"],
+    pairing: Pairing,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotates the first 2 * frequencies numbers of each head of q and k; the rest passes through.
 

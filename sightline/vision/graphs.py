@@ -159,7 +159,7 @@ def graphs_are_possible(tower: VisionTower) -> bool:
         return False
     block = tower.blocks[0]
     assert isinstance(block, TowerBlock)
-    places = block.qkv.weight.shape[0] // (3 * block.heads)
+    places = block.proj.weight.shape[1] // block.heads
     q, k, v = torch.empty(8, 3, block.heads, places, dtype=weight.dtype, device=weight.device).unbind(1)
     starts = torch.tensor([0, 8], dtype=torch.int32, device=weight.device)
     used = next((twin for twin in segment_attention.twins if twin.when(q, k, v, starts, (8,), 1.0)), None)

@@ -19,7 +19,7 @@ from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.ops.places import patch_places
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.qkv import rotate_and_store
-from sightline.ops.rotary import make_rotary_table, mrope_axes, vision_rotary
+from sightline.ops.rotary import make_patch_rotary, make_rotary_table, mrope_axes, vision_rotary
 from sightline.ops.tail import join_parts, repeat_tail
 from sightline.ops.twins import register_twins
 
@@ -47,13 +47,13 @@ def images_of_many_sizes() -> None:
 
 
 def towers_of_many_patches() -> None:
-    table = make_rotary_table(64, 20, 10000.0, torch.device("cpu"))
+    rotary = make_patch_rotary(64, 40, 10000.0, torch.device("cpu"), "adjacent", 2, 80)
     for images, patches in ((1, 4), (1, 16), (2, 36), (7, 1024), (64, 8160)):
         grids, starts = torch.zeros(images, 3, dtype=torch.int32), torch.zeros(images + 1, dtype=torch.int32)
         row_col, sizes = by_triton("patch_places", grids, starts, patches, 2)
         hidden, positions = torch.zeros(patches, 64).bfloat16(), torch.zeros(256, 64).bfloat16()
         by_triton("add_position_grid", hidden, positions, row_col, sizes, "bilinear", True)
-        by_triton("vision_rotary", torch.zeros(patches, 3, 2, 80).bfloat16(), row_col, table)
+        by_triton("vision_rotary", torch.zeros(patches, 3, 2, 80).bfloat16(), row_col.T.contiguous().T, rotary)
     for patches, body, parts in ((3520, 3072, 2), (8160, 7872, 4), (14400, 14208, 8), (4001, 3989, 1)):
         qkv, starts = torch.zeros(patches, 3, 2, 80).bfloat16(), torch.zeros(2, dtype=torch.int32)
         by_triton("repeat_tail", qkv[:, 0], starts, body, parts, 2048)

@@ -10,7 +10,7 @@ from sightline.ops.attention import kv_store, paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.position_grid import interpolate_position_grid
-from sightline.ops.rotary import make_rotary_table, mrope_axes, text_rotary, vision_rotary
+from sightline.ops.rotary import Pairing, make_patch_rotary, make_rotary_table, mrope_axes, text_rotary, vision_rotary
 from sightline.ops.rows import embed_rows
 from sightline.ops.token_mask import forbid_tokens
 
@@ -19,25 +19,34 @@ def rotate_pair(x: float, y: float, angle: float) -> tuple[float, float]:
     return x * math.cos(angle) - y * math.sin(angle), y * math.cos(angle) + x * math.sin(angle)
 
 
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
 @pytest.mark.parametrize("head_dim", [4, 8, 12, 64, 72, 80, 128])
-def test_vision_rotary_is_a_rotation_by_row_and_column(head_dim: int) -> None:
+def test_vision_rotary_is_a_rotation_by_row_and_column(head_dim: int, pairing: Pairing) -> None:
     """Red when frequencies, the row/column halves or the pairing of dims change."""
     torch.manual_seed(0)
     qkv = torch.randn(5, 3, 2, head_dim)
     before = qkv.clone()
     row_col = torch.tensor([[0, 0], [0, 7], [9, 0], [3, 4], [30, 49]])
-    vision_rotary(qkv, row_col, make_rotary_table(50, head_dim // 2, 1e4, torch.device("cpu")))
+    rotary = make_patch_rotary(50, head_dim, 1e4, torch.device("cpu"), pairing, heads=2)
+    vision_rotary(qkv, row_col, rotary)
     assert torch.equal(qkv[:, 2], before[:, 2])
     quarter, half = head_dim // 4, head_dim // 2
+    turns = None if rotary.turns is None else rotary.turns.view(3, 2, half, 2)
     for patch in range(5):
         for part in (0, 1):
             for i in range(half):
+                first, second = (i, i + half) if pairing == "halves" else (2 * i, 2 * i + 1)
                 place = row_col[patch, 0] if i < quarter else row_col[patch, 1]
                 angle = float(place) * 1e4 ** (-2 * (i % quarter) / half)
-                x, y = before[patch, part, 1, i], before[patch, part, 1, i + half]
+                x, y = before[patch, part, 1, first], before[patch, part, 1, second]
                 expected = rotate_pair(float(x), float(y), angle)
-                assert qkv[patch, part, 1, i] == pytest.approx(expected[0], abs=2e-5)
-                assert qkv[patch, part, 1, i + half] == pytest.approx(expected[1], abs=2e-5)
+                assert qkv[patch, part, 1, first] == pytest.approx(expected[0], abs=2e-5)
+                assert qkv[patch, part, 1, second] == pytest.approx(expected[1], abs=2e-5)
+                if turns is not None:  # what products that rotate go by
+                    by_row, by_column = turns[part, 1, i].tolist()
+                    turned = float(row_col[patch, 0]) * by_row + float(row_col[patch, 1]) * by_column
+                    assert 2 * math.pi * turned == pytest.approx(angle, abs=2e-5)
+    assert turns is None or not turns[2].any()
 
 
 def test_mrope_axes_by_hand() -> None:

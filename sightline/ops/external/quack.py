@@ -5,6 +5,8 @@ where the inner size is short, as in a tower's blocks, or where finishing saves 
 H200, timed by hand (benchmarks/results/h200/products.json).
 """
 
+from typing import Any
+
 import torch
 
 from sightline.ops.external.compiler import without_the_compiler
@@ -13,11 +15,15 @@ with without_the_compiler():
     import quack.epilogue.frontend
     import quack.epilogue.library  # its epilogues are imported with a product otherwise, and can fail to
     import quack.gemm
+    from cutlass.cute.math import cos, fma, sin
+    from quack.epilogue.frontend import gemm_epilogue, pack, unpack
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad
     from quack.gemm import gemm
     from quack.gemm_config import GemmConfig
     from quack.gemm_interface import gemm_act
 
-from sightline.ops.linear import CUBLAS, CUBLASLT, TWO_OPS, add_linear, linear_gelu_tanh, linear_silu_mul, tower_linear
+from sightline.ops.linear import CUBLAS, CUBLASLT, TWO_OPS, add_linear, linear_gelu_tanh, linear_silu_mul
+from sightline.ops.rotary import PatchRotary, rotated_projection
 
 # A tile is taken by one of two groups of warps in turn, and two multiprocessors with neighbouring rows share the weights.
 _TILE = GemmConfig(tile_m=128, tile_n=160, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
@@ -65,15 +71,66 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a
     return out
 
 
-def _is_for_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    return _are_matrices(x, weight) and bias is not None and len(x) >= 4096 and x.shape[1] <= _SHORT
+_FULL_TURN = 6.283185307179586
+_LAST_BIT = 12582912.0  # added to a number and taken away again, leaves the nearest whole number
 
 
-@tower_linear.twin("quack", when=_is_for_linear, recordable=True)
-def tower_linear_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Here and through cuBLAS, 1,152 to 3,840: 47 and 46 for 3,520 rows, 94 and 103 for 8,160, 167 and 173 for 14,400,
-    1,085 and 1,179 for 96,000."""
-    return _product(x, weight, bias, None)
+# What follows is compiled, and called for two neighbouring columns of a row at a time.
+_PLACES = {"row": ColVecLoad("row"), "column": ColVecLoad("column"), "turns": RowVecLoad("turns")}
+
+
+def _turned(pair: Any, row: Any, column: Any, turns: Any) -> Any:
+    """A pair turned by its patch's row or column; angles in turns, of which whole ones are taken away, in float32."""
+    x, y = unpack(pair)
+    by_row, by_column = unpack(turns)
+    angle = fma(row, by_row, column * by_column)  # one of the two is zero
+    angle = (angle - (fma(angle, 1.0, _LAST_BIT) - _LAST_BIT)) * _FULL_TURN
+    c, s = cos(angle, fastmath=True), sin(angle, fastmath=True)
+    return pack(x * c - y * s, y * c + x * s)
+
+
+@gemm_epilogue(ops=_PLACES, mode="acc_pair")
+def _rotated(acc: Any, row: Any, column: Any, turns: Any) -> Any:
+    return {"D": _turned(acc, row, column, turns)}
+
+
+@gemm_epilogue(ops=_PLACES, mode="acc_pair")
+def _rotated_with_bias(acc: Any, row: Any, column: Any, turns: Any, bias: Any) -> Any:
+    return {"D": _turned(acc + bias, row, column, turns)}
+
+
+def _is_for_rotating(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, row_col: torch.Tensor, rotary: PatchRotary, heads: int
+) -> bool:
+    fits = _are_matrices(x, weight) and len(x) >= 1024 and len(x) % 4 == 0 and x.shape[1] <= _SHORT
+    return fits and rotary.turns is not None and row_col.dtype == torch.int32 and row_col.stride(0) == 1
+
+
+@rotated_projection.twin("quack", when=_is_for_rotating, recordable=True, before=TWO_OPS)
+def rotated_projection_quack(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, row_col: torch.Tensor, rotary: PatchRotary, heads: int
+) -> torch.Tensor:
+    """Here and in two ops, 1,152 to 3,840: 20.5 and 25.5 for 1,296 rows, 26 and 36 for 2,048, 48 and 56 for 3,520, 100 and 122
+    for 8,160, 174 and 213 for 14,400, 1,265 and 1,500 for 96,000."""
+    _note_size(len(x))
+    out: torch.Tensor = x.new_empty(len(x), len(weight))
+    places = row_col.T
+    vectors = {"row": places[:1], "column": places[1:], "turns": rotary.turns}
+    epilogue = _rotated
+    if bias is not None:
+        epilogue, vectors["bias"] = _rotated_with_bias, bias[None]
+    epilogue.gemm(
+        x,
+        weight,
+        out,
+        epi_args=vectors,
+        tile_M=_TILE.tile_m,
+        tile_N=_TILE.tile_n,
+        cluster_M=1 if len(x) <= 2560 else 2,  # few tiles do not come in pairs
+        cluster_N=1,
+        pingpong=True,
+    )
+    return out.view(len(x), 3, heads, -1)
 
 
 def _is_for_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
