@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_arguments
 from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
-from sightline.ops.rotary import make_rotary_table, mrope_axes
+from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 
 
 def _embed_rows(at: Setting) -> Iterator[Case]:
@@ -86,23 +87,33 @@ def _product(at: Setting, rows: int, size: int, out: int, written: int) -> Case:
     return Case(f"{rows}x{size} to {out}", make, moved, 2.0 * rows * size * out)
 
 
-def _rotate_and_store(at: Setting) -> Iterator[Case]:
+def _projection(at: Setting, rows: int, table: RotaryTable) -> Arguments:
     text = at.spec.text
-    table = make_rotary_table(40_000, text.rope.rotary_dim, text.rope.theta, at.device)
-    axes = mrope_axes(text.rope.sections, text.rope.layout, at.device)
+    return {
+        "qkv": at.normal(rows, text.num_heads + 2 * text.num_kv_heads, text.head_dim),
+        "q_weight": at.normal(text.head_dim) if text.qk_norm else None,
+        "k_weight": at.normal(text.head_dim) if text.qk_norm else None,
+        "eps": text.norm_eps,
+        "positions": at.integers(0, 32_768, 3, rows, dtype=torch.int32),
+        "table": table,
+        "axes": mrope_axes(text.rope.sections, text.rope.layout, at.device),
+        "pairing": text.rope.pairing,
+    }
+
+
+def _rotary_table(at: Setting) -> RotaryTable:
+    rope = at.spec.text.rope
+    return make_rotary_table(40_000, rope.rotary_dim, rope.theta, at.device)
+
+
+def _rotate_and_store(at: Setting) -> Iterator[Case]:
+    text, table = at.spec.text, _rotary_table(at)
 
     def make(rows: int) -> Arguments:
         page_size = EngineConfig().page_size
         pages = -(-rows // page_size) + 1
         return {
-            "qkv": at.normal(rows, text.num_heads + 2 * text.num_kv_heads, text.head_dim),
-            "q_weight": at.normal(text.head_dim) if text.qk_norm else None,
-            "k_weight": at.normal(text.head_dim) if text.qk_norm else None,
-            "eps": text.norm_eps,
-            "positions": at.integers(0, 32_768, 3, rows, dtype=torch.int32),
-            "table": table,
-            "axes": axes,
-            "pairing": text.rope.pairing,
+            **_projection(at, rows, table),
             "k_cache": at.normal(pages, page_size, text.num_kv_heads, text.head_dim),
             "v_cache": at.normal(pages, page_size, text.num_kv_heads, text.head_dim),
             "slots": torch.arange(rows, device=at.device),
@@ -111,6 +122,23 @@ def _rotate_and_store(at: Setting) -> Iterator[Case]:
     numbers = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
     for rows in at.sizes.rows:
         yield Case(f"{rows}x{numbers}", partial(make, rows), 2 * at.itemsize * rows * numbers)
+
+
+def _attend_new_tokens(at: Setting) -> Iterator[Case]:
+    """Steps of decoding, whose new keys and values go to the ends of their last pages."""
+    table, page_size = _rotary_table(at), EngineConfig().page_size
+
+    def make(case: Case, context: int) -> Arguments:
+        arguments = case.make()
+        del arguments["q"]
+        pages = arguments["page_table"]
+        slots = pages[:, (context - 1) // page_size].long() * page_size + (context - 1) % page_size
+        return {**_projection(at, len(pages), table), **arguments, "slots": slots}
+
+    for context in at.sizes.contexts:
+        for sequences in at.sizes.decode_rows:
+            case = _paged(at, 1, (context,) * sequences, f"{sequences} x 1 over {context}")
+            yield replace(case, make=partial(make, case, context))
 
 
 def _paged_attention(at: Setting) -> Iterator[Case]:
@@ -207,6 +235,7 @@ TEXT_SHAPES: dict[str, Maker] = {
     "linear_silu_mul": _linear_silu_mul,
     "rotate_and_store": _rotate_and_store,
     "paged_attention": _paged_attention,
+    "attend_new_tokens": _attend_new_tokens,
     "gather_pages": _gather_pages,
     "quantise_rows": _quantise_rows,
     "fp8_linear": partial(_fp8_linear, blocks=False),

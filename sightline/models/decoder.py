@@ -8,9 +8,8 @@ from torch import nn
 
 from sightline.models.inputs import ForwardBatch, LayerCache
 from sightline.models.layers import GatedMLP, RMSNorm, add_product, apply_linear
-from sightline.ops.attention import paged_attention
 from sightline.ops.linear import FEW_ROWS, linear
-from sightline.ops.qkv import rotate_and_store
+from sightline.ops.new_tokens import attend_new_tokens
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 from sightline.ops.rows import embed_rows
 from sightline.spec import TextSpec
@@ -30,7 +29,7 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, table: RotaryTable, axes: torch.Tensor
     ) -> torch.Tensor:
         """What `out` takes."""
-        q = rotate_and_store(
+        attended = attend_new_tokens(
             apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim)),
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
@@ -42,11 +41,6 @@ class Attention(nn.Module):
             cache.keys,
             cache.values,
             batch.slots,
-        )
-        attended = paged_attention(
-            q,
-            cache.keys,
-            cache.values,
             batch.page_table,
             batch.query_starts,
             batch.context_lengths,

@@ -23,6 +23,7 @@ _TRITON = (
     "pixels",
     "qkv",
     "paged_attention",
+    "new_tokens",
     "pages",
     "tail",
     "fp8",

@@ -14,6 +14,7 @@ import sightline.ops.triton
 from ops.compile_kernels import specialised
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import OPS
+from sightline.ops.new_tokens import attend_new_tokens
 from sightline.ops.pages import gather_pages
 from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.ops.places import patch_places
@@ -74,8 +75,12 @@ def steps_of_many_tokens() -> None:
         page_table = torch.zeros(sequences, pages, dtype=torch.int32)
         lengths, starts = torch.ones(sequences, dtype=torch.int32), torch.arange(sequences + 1, dtype=torch.int32)
         by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128)
-        q = torch.zeros(sequences, 4, 128).bfloat16()
-        by_triton("paged_attention", q, cache, cache, page_table, starts, lengths, (1,) * sequences, (100,) * sequences)
+        pages_and_lengths = (page_table, starts, lengths, (1,) * sequences, (100,) * sequences)
+        by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, cache, *pages_and_lengths)
+        rotary = (torch.zeros(3, sequences, dtype=torch.int32), table, axes, "halves")
+        caches = (cache, cache, torch.zeros(sequences, dtype=torch.int64))
+        qkv = torch.zeros(sequences, 8, 128).bfloat16()
+        by_triton("attend_new_tokens", qkv, weight, weight, 1e-6, *rotary, *caches, *pages_and_lengths)
 
 
 def main() -> None:
@@ -83,7 +88,7 @@ def main() -> None:
     sightline.ops.triton.INTERPRETED = True  # twins take CPU tensors
     JITFunction.run = note
     ops = (resize_bicubic, patchify, patch_places, add_position_grid, vision_rotary, rotate_and_store, gather_pages)
-    assert all(op.name in OPS for op in (*ops, repeat_tail, join_parts, paged_attention))
+    assert all(op.name in OPS for op in (*ops, repeat_tail, join_parts, paged_attention, attend_new_tokens))
     register_twins()
     images_of_many_sizes()
     towers_of_many_patches()

@@ -24,7 +24,7 @@ def test_every_kernel_compiles_for_an_h200() -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert {"add_rms_norm_rows", "embed_rows", "best_token", "draw_by_id", "draw_by_score", "rotate_and_store"} <= names
-    assert {"linear", "linear_silu_mul", "repeat_tail", "join_parts"} <= names
+    assert {"linear", "linear_silu_mul", "repeat_tail", "join_parts", "attend_new_tokens"} <= names
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -37,7 +37,7 @@ def test_new_sizes_compile_nothing() -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     counts = {name: int(count) for name, count in map(str.split, done.stdout.splitlines())}
     # Decoding has a kernel for each power of two of parts that keys are split into; those are compiled at the start.
-    assert counts.pop("_decode_part") <= 3 and counts.pop("_join", 0) <= 3
+    assert counts.pop("_decode_part") <= 3 and counts.pop("_attend_new") <= 3 and counts.pop("_join", 0) <= 3
     assert {
         "_resize_pass",
         "_cut",

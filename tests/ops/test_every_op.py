@@ -70,7 +70,7 @@ def test_the_registry_is_filled() -> None:
     expected = {
         "rms_norm", "add_rms_norm", "layer_norm", "gelu", "linear_gelu_tanh", "silu_mul", "vision_rotary",
         "rotate_and_store", "segment_attention", "paged_attention", "patch_places", "embed_rows", "add_rms_norm_rows",
-        "gather_pages", "best_token", "draw_by_id", "draw_by_score",
+        "gather_pages", "best_token", "draw_by_id", "draw_by_score", "attend_new_tokens", "rotated_projection",
         "add_position_grid", "patchify", "resize_bicubic", "quantise_rows", "fp8_linear", "fp8_block_linear",
     }  # fmt: skip
     assert expected <= set(OPS)

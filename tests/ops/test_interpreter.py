@@ -15,7 +15,7 @@ import pytest
 OPS_WITH_KERNELS = (
     "vision_rotary embed_rows rms_norm add_rms_norm add_rms_norm_rows layer_norm best_token draw_by_id draw_by_score silu_mul "
     "patch_places add_position_grid resize_bicubic patchify rotate_and_store paged_attention quantise_rows fp8_block_linear "
-    "linear linear_silu_mul gather_pages repeat_tail join_parts"
+    "linear linear_silu_mul gather_pages repeat_tail join_parts attend_new_tokens"
 ).split()
 MUST_PASS = {
     "test_every_op.py": [f"definition_and_twins[{name}-float32-cpu]" for name in OPS_WITH_KERNELS],

@@ -11,6 +11,9 @@ All sequences of a step are split into as many parts. Where one is much longer t
 the step does not wait for the few programs that have the long one.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +28,54 @@ PROGRAMS = 512  # wanted at least: about four per multiprocessor
 _MOST_PROGRAMS = 8 * PROGRAMS  # where contexts are uneven: most of them have nothing to do
 FEW_PARTS = 16  # (warps, blocks read ahead) of a program up to so many parts, and with more, when there are few sequences
 TUNED, TUNED_MANY_PARTS = (2, 4), (4, 2)
-_ROWS = 16  # rows of the smallest matrix product
+ROWS = 16  # of the smallest matrix product
 _MOST_PARTS = 64
+
+
+@triton.jit
+def part_of_keys(context, part, PARTS: tl.constexpr, KEYS: tl.constexpr):
+    """The keys of one part: the first, and the one after the last if the context reaches so far."""
+    size = tl.maximum(tl.cdiv(tl.cdiv(context, KEYS), PARTS), 1) * KEYS
+    return part * size, part * size + size
+
+
+@triton.jit
+def attend_keys(
+    queries, highest, total, values, first, last, k_cache, v_cache, pages, kv_head, scale, kv_heads: tl.constexpr,
+    head_dim: tl.constexpr, page_size: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Goes on with an online softmax over keys [first, last): (highest, total, values) afterwards. pages: of the sequence."""
+    place = tl.arange(0, head_dim)
+    for key in range(first, last, KEYS):
+        token = key + tl.arange(0, KEYS)
+        known = token < last
+        page = tl.load(pages + token // page_size, mask=known, other=0).to(tl.int64)
+        slot = (page * page_size + token % page_size) * kv_heads + kv_head
+        k = tl.load(k_cache + slot[None, :] * head_dim + place[:, None], mask=known[None, :], other=0.0)
+        scores = tl.dot(queries, k, input_precision=PRECISION) * scale
+        scores = tl.where(known[None, :], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        shrink = tl.exp(highest - higher)
+        weights = tl.exp(scores - higher[:, None])
+        v = tl.load(v_cache + slot[:, None] * head_dim + place[None, :], mask=known[:, None], other=0.0)
+        values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        total = total * shrink + tl.sum(weights, 1)
+        highest = higher
+    return highest, total, values
+
+
+@triton.jit
+def write_part(
+    highest, total, values, maxima, sums, partial, out, own, at, part, mine, head_dim: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """at [ROWS]: of these heads in maxima and sums; own [ROWS, head_dim]: in out."""
+    if PARTS == 1:
+        tl.store(out + own, (values / total[:, None]).to(out.dtype.element_ty), mask=mine[:, None])
+    else:
+        tl.store(maxima + at + part, highest, mask=mine)
+        tl.store(sums + at + part, total, mask=mine)
+        place = partial + (at + part).to(tl.int64)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
+        tl.store(place, values, mask=mine[:, None])
 
 
 @triton.jit(do_not_specialize=["max_pages"])
@@ -43,66 +92,56 @@ def _decode_part(
     start = tl.load(query_starts + sequence)
     if tl.load(query_starts + sequence + 1) - start == 1:
         context = tl.load(context_lengths + sequence)
-        blocks = tl.maximum(tl.cdiv(tl.cdiv(context, KEYS), PARTS), 1)
-        first = part * blocks * KEYS
-        last = tl.minimum(first + blocks * KEYS, context)
-        row = tl.arange(0, ROWS)
-        place = tl.arange(0, head_dim)
-        head = kv_head * group + row
-        mine = (row < group)[:, None]
-        own = (start.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :]  # of these heads, in q and in out
-        queries = tl.load(q + own, mask=mine, other=0.0)
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        values = tl.zeros([ROWS, head_dim], tl.float32)
-        for key in range(first, last, KEYS):
-            token = key + tl.arange(0, KEYS)
-            known = token < last
-            page = tl.load(page_table + sequence * max_pages + token // page_size, mask=known, other=0).to(tl.int64)
-            slot = (page * page_size + token % page_size) * kv_heads + kv_head
-            k = tl.load(k_cache + slot[None, :] * head_dim + place[:, None], mask=known[None, :], other=0.0)
-            scores = tl.dot(queries, k, input_precision=PRECISION) * scale
-            scores = tl.where(known[None, :], scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 1))
-            shrink = tl.exp(highest - higher)
-            weights = tl.exp(scores - higher[:, None])
-            v = tl.load(v_cache + slot[:, None] * head_dim + place[None, :], mask=known[:, None], other=0.0)
-            values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-            total = total * shrink + tl.sum(weights, 1)
-            highest = higher
-        if PARTS == 1:
-            tl.store(out + own, (values / total[:, None]).to(out.dtype.element_ty), mask=mine)
-        else:
+        first, end = part_of_keys(context, part, PARTS, KEYS)
+        if first < context:
+            row = tl.arange(0, ROWS)
+            head = kv_head * group + row
+            mine = row < group
+            # Of these heads, in q and in out.
+            own = (start.to(tl.int64) * heads + head)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
+            queries = tl.load(q + own, mask=mine[:, None], other=0.0)
+            highest = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            values = tl.zeros([ROWS, head_dim], tl.float32)
+            highest, total, values = attend_keys(
+                queries, highest, total, values, first, tl.minimum(end, context), k_cache, v_cache,
+                page_table + sequence * max_pages, kv_head, scale, kv_heads, head_dim, page_size, KEYS, PRECISION,
+            )  # fmt: skip
             at = (sequence * heads + head) * PARTS
-            tl.store(maxima + at + part, highest, mask=row < group)
-            tl.store(sums + at + part, total, mask=row < group)
-            parts_at = partial + (at.to(tl.int64)[:, None] * head_dim + place[None, :])
-            tl.store(parts_at + part * head_dim, values, mask=mine)
+            write_part(highest, total, values, maxima, sums, partial, out, own, at, part, mine, head_dim, PARTS)
 
 
 @triton.jit
 def _join(
-    maxima, sums, partial, query_starts, out, heads: tl.constexpr, head_dim: tl.constexpr, PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    maxima, sums, partial, query_starts, context_lengths, out, heads: tl.constexpr, head_dim: tl.constexpr,
+    PARTS: tl.constexpr, KEYS: tl.constexpr, ALL_SINGLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(EARLY)
+    """ALL_SINGLE: every sequence has one query, so that its row need not be looked up."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
-    start = tl.load(query_starts + sequence)
-    if tl.load(query_starts + sequence + 1) - start == 1:
+    context = tl.load(context_lengths + sequence)
+    start, single = sequence, True
+    if not ALL_SINGLE:
+        start = tl.load(query_starts + sequence)
+        single = tl.load(query_starts + sequence + 1) - start == 1
+    wait_for_inputs(EARLY)
+    if single:
         place = tl.arange(0, head_dim)
-        at = (sequence * heads + head) * PARTS + tl.arange(0, PARTS)
-        own = tl.load(maxima + at)
-        weight = tl.exp(own - tl.max(own, 0))  # parts without keys have -inf and weigh nothing
-        total = tl.sum(weight * tl.load(sums + at), 0)
-        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :])
-        joined = tl.sum(weight[:, None] * pieces, 0) / total
+        part = tl.arange(0, PARTS)
+        first, _ = part_of_keys(context, part, PARTS, KEYS)
+        used = first < context  # others have written nothing
+        at = (sequence * heads + head) * PARTS + part
+        own = tl.load(maxima + at, mask=used, other=float("-inf"))
+        sums_of_parts = tl.load(sums + at, mask=used, other=0.0)
+        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=used[:, None], other=0.0)
+        weight = tl.exp(own - tl.max(own, 0))
+        joined = tl.sum(weight[:, None] * pieces, 0) / tl.sum(weight * sums_of_parts, 0)
         tl.store(out + (start.to(tl.int64) * heads + head) * head_dim + place, joined.to(out.dtype.element_ty))
 
 
 def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
     size, group = q.shape[2], q.shape[1] // k_cache.shape[2]
-    return runs_here(q) and size in (64, 128, 256) and group <= _ROWS and q.is_contiguous()
+    return runs_here(q) and size in (64, 128, 256) and group <= ROWS and q.is_contiguous()
 
 
 def _takes_decoding(
@@ -172,19 +211,46 @@ def _decode(
     page_size, kv_heads = k_cache.shape[1:3]
     sequences = context_lengths.shape[0]
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    parts = parts_for(sequences * kv_heads, contexts)
-    early = early_start(sequences, q.device)
-    warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
-    split = sequences if parts > 1 else 0
-    maxima = torch.empty(split, heads, parts, dtype=torch.float32, device=q.device)
-    sums, partial = torch.empty_like(maxima), maxima.new_empty(split, heads, parts, head_dim)
-    _decode_part[(sequences, kv_heads, parts)](
-        q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, out, head_dim**-0.5,
-        page_table.shape[1], heads, kv_heads, head_dim, page_size, parts, _ROWS, KEYS,
-        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages, **early,
+    split = split_keys(sequences, heads, kv_heads, head_dim, contexts, q.device)
+    _decode_part[(sequences, kv_heads, split.parts)](
+        q, k_cache, v_cache, page_table, query_starts, context_lengths, *split.scratch, out, head_dim**-0.5,
+        page_table.shape[1], heads, kv_heads, head_dim, page_size, split.parts, ROWS, KEYS, precision(q), **split.launch,
     )  # fmt: skip
-    if parts > 1:
-        _join[(sequences, heads)](maxima, sums, partial, query_starts, out, heads, head_dim, parts, **early)
+    join_keys(split, query_starts, context_lengths, out, all_single=len(q) == sequences)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Keys in parts: memory for what comes of each, and how the kernel that takes one is launched."""
+
+    parts: int
+    scratch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # maxima, sums, partial
+    launch: dict[str, Any]
+
+
+def split_keys(
+    sequences: int, heads: int, kv_heads: int, head_dim: int, contexts: tuple[int, ...], device: torch.device
+) -> Split:
+    parts = parts_for(sequences * kv_heads, contexts)
+    warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
+    maxima = torch.empty(sequences if parts > 1 else 0, heads, parts, dtype=torch.float32, device=device)
+    scratch = maxima, torch.empty_like(maxima), maxima.new_empty(*maxima.shape, head_dim)
+    return Split(parts, scratch, {"num_warps": warps, "num_stages": stages, **early_start(sequences, device)})
+
+
+def join_keys(
+    split: Split, query_starts: torch.Tensor, context_lengths: torch.Tensor, out: torch.Tensor, all_single: bool
+) -> None:
+    if split.parts > 1:
+        sequences, (_, heads, head_dim) = len(context_lengths), out.shape
+        _join[(sequences, heads)](
+            *split.scratch, query_starts, context_lengths, out, heads, head_dim, split.parts, KEYS, all_single,
+            **early_start(sequences, out.device),
+        )  # fmt: skip
+
+
+def precision(x: torch.Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def parts_for(programs: int, contexts: tuple[int, ...]) -> int:

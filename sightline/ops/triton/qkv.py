@@ -20,7 +20,7 @@ _HEADS = 8
 
 
 @triton.jit
-def _normed(x, weight, sum_of_squares, eps, head_dim: tl.constexpr):
+def normed(x, weight, sum_of_squares, eps, head_dim: tl.constexpr):
     """As the RMS norm's definition rounds: before the weight and after it."""
     scaled = (x.to(tl.float32) * tl.rsqrt(sum_of_squares / head_dim + eps)[:, None]).to(x.dtype)
     return (scaled.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
@@ -61,8 +61,8 @@ def _rotate_and_store(
         gain_k = tl.load(k_weight + place, mask=in_head, other=0.0)
         other_q = tl.load(q_weight + partner, mask=in_head, other=0.0)
         other_k = tl.load(k_weight + partner, mask=in_head, other=0.0)
-        x = _normed(x, tl.where(is_q[:, None], gain_q[None, :], gain_k[None, :]), squares, eps, head_dim)
-        other = _normed(other, tl.where(is_q[:, None], other_q[None, :], other_k[None, :]), squares, eps, head_dim)
+        x = normed(x, tl.where(is_q[:, None], gain_q[None, :], gain_k[None, :]), squares, eps, head_dim)
+        other = normed(other, tl.where(is_q[:, None], other_q[None, :], other_k[None, :]), squares, eps, head_dim)
     axis = tl.load(axes + frequency, mask=rotates, other=0)
     at = tl.load(positions + axis * tokens + token, mask=rotates, other=0).to(tl.int64)
     cos = tl.load(cos_table + at * frequencies + frequency, mask=rotates, other=1.0)
@@ -107,7 +107,7 @@ def _rotate_halves(
         squares = tl.sum(wide_low * wide_low + wide_high * wide_high, 1)
         gain_low = tl.where(is_q, tl.load(q_weight + place)[None, :], tl.load(k_weight + place)[None, :])
         gain_high = tl.where(is_q, tl.load(q_weight + half + place)[None, :], tl.load(k_weight + half + place)[None, :])
-        a, b = _normed(low, gain_low, squares, eps, head_dim), _normed(high, gain_high, squares, eps, head_dim)
+        a, b = normed(low, gain_low, squares, eps, head_dim), normed(high, gain_high, squares, eps, head_dim)
     a, b = a.to(tl.float32), b.to(tl.float32)
     turned_low, turned_high = (a * cos - b * sin).to(low.dtype), (b * cos + a * sin).to(low.dtype)
     q_place = q_out + (token * heads + head)[:, None] * head_dim + place[None, :]

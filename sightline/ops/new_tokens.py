@@ -1,0 +1,109 @@
+"""Attention of new tokens, from their projection on: norm per head, rotary, store, and attention over the pages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sightline.ops.attention import paged_attention
+from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.linear import TWO_OPS
+from sightline.ops.qkv import rotate_and_store
+from sightline.ops.rotary import Pairing, RotaryTable, make_rotary_table, mrope_axes
+
+
+def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    cases: tuple[tuple[int, int, int, int, Pairing, bool, int, tuple[int, ...], tuple[int, ...]], ...] = (
+        # heads, kv_heads, head_dim, rotary_dim, pairing, norms, page_size, query lengths, context lengths (queries included)
+        (4, 2, 128, 128, "halves", True, 16, (1, 1, 1), (1, 300, 64)),
+        (8, 1, 64, 32, "adjacent", False, 4, (1, 1), (65, 17)),
+        (6, 2, 64, 64, "halves", False, 16, (1,) * 9, (1, 900, 30, 1, 64, 2, 65, 17, 1)),  # one much longer than the others
+        (4, 2, 128, 128, "halves", True, 16, (1,), (1500,)),
+        (4, 4, 64, 64, "halves", True, 8, (5, 1, 3), (9, 30, 3)),
+        (2, 1, 16, 12, "halves", True, 8, (1, 1), (9, 30)),
+    )
+    for heads, kv_heads, head_dim, rotary_dim, pairing, norms, page_size, queries, contexts in cases:
+        needed = [-(-context // page_size) for context in contexts]
+        pages = make.permutation(sum(needed) + 2, dtype=torch.int32).tolist()
+        table = [[0] * max(needed) for _ in contexts]
+        slots, first = [], 0
+        for row, (count, new, context) in enumerate(zip(needed, queries, contexts, strict=True)):
+            table[row][:count] = pages[first : first + count]
+            first += count
+            slots += [table[row][token // page_size] * page_size + token % page_size for token in range(context - new, context)]
+        tokens, frequencies = sum(queries), rotary_dim // 2
+        sections = (frequencies - 2 * (frequencies // 3), frequencies // 3, frequencies // 3)
+        starts = [sum(queries[:count]) for count in range(len(queries) + 1)]
+        yield {
+            "qkv": make.normal(tokens, heads + 2 * kv_heads, head_dim),
+            "q_weight": make.normal(head_dim) if norms else None,
+            "k_weight": make.normal(head_dim) if norms else None,
+            "eps": 1e-6,
+            "positions": make.integers(0, 300, 3, tokens),
+            "table": make_rotary_table(300, rotary_dim, 1e6, make.device),
+            "axes": mrope_axes(sections, "blocked", make.device),
+            "pairing": pairing,
+            "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
+            "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
+            "slots": make.tensor(slots, torch.int64),
+            "page_table": make.tensor(table),
+            "query_starts": make.tensor(starts),
+            "context_lengths": make.tensor(contexts),
+            "query_lengths_host": queries,
+            "context_lengths_host": contexts,
+        }
+
+
+# In bfloat16 a key may round to its other neighbour; scores and weights move with it.
+@op(examples=_examples, tolerances={torch.float32: Tolerance(2e-5, 2e-5), torch.bfloat16: Tolerance(3.2e-2, 3.2e-2)})
+def attend_new_tokens(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    table: RotaryTable,
+    axes: torch.Tensor,
+    pairing: Pairing,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    """rotate_and_store, whose arguments come first, and paged_attention. Returns [tokens, heads, head_dim].
+
+    Slots are where the page table has the newest tokens of each sequence.
+    """
+    q = rotate_and_store.definition(qkv, q_weight, k_weight, eps, positions, table, axes, pairing, k_cache, v_cache, slots)
+    return paged_attention.definition(
+        q, k_cache, v_cache, page_table, query_starts, context_lengths, query_lengths_host, context_lengths_host
+    )
+
+
+@attend_new_tokens.twin(TWO_OPS, when=lambda *_, **__: True, recordable=True)
+def attend_new_tokens_in_two(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    table: RotaryTable,
+    axes: torch.Tensor,
+    pairing: Pairing,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    q = rotate_and_store(qkv, q_weight, k_weight, eps, positions, table, axes, pairing, k_cache, v_cache, slots)
+    return paged_attention(
+        q, k_cache, v_cache, page_table, query_starts, context_lengths, query_lengths_host, context_lengths_host
+    )

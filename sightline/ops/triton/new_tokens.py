@@ -1,0 +1,172 @@
+"""Decoding from the projection on, in one kernel (and one that joins the parts of the keys).
+
+A program of paged_attention.py's kernel takes the queries of a key/value head as the projection gives them, and norms and
+rotates them itself; the one whose part has the newest token does the same to its key, stores key and value, and begins its
+softmax with them, for nobody else reads them in this step. A kernel less in each layer.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from sightline.ops.linear import TWO_OPS
+from sightline.ops.new_tokens import attend_new_tokens
+from sightline.ops.rotary import Pairing, RotaryTable
+from sightline.ops.triton import runs_here
+from sightline.ops.triton.early_start import wait_for_inputs
+from sightline.ops.triton.paged_attention import (
+    KEYS,
+    ROWS,
+    attend_keys,
+    join_keys,
+    part_of_keys,
+    precision,
+    split_keys,
+    write_part,
+)
+from sightline.ops.triton.qkv import normed
+
+
+@triton.jit
+def _turned(x, other, gain, other_gain, cos, sin, eps, NORMS: tl.constexpr, head_dim: tl.constexpr):
+    """[rows, head_dim], normed and rotated. other: to each number the one that it is rotated against."""
+    if NORMS:
+        wide = x.to(tl.float32)
+        squares = tl.sum(wide * wide, 1)
+        x = normed(x, gain[None, :], squares, eps, head_dim)
+        other = normed(other, other_gain[None, :], squares, eps, head_dim)
+    return (x.to(tl.float32) * cos[None, :] + other.to(tl.float32) * sin[None, :]).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["max_pages", "tokens"])
+def _attend_new(
+    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, k_cache, v_cache, slots, page_table, context_lengths,
+    maxima, sums, partial, out, scale, tokens, max_pages,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr, page_size: tl.constexpr,
+    NORMS: tl.constexpr, ADJACENT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    group: tl.constexpr = heads // kv_heads
+    # Lengths and positions were on the device before the step began; of its kernels only the projection is waited for.
+    context = tl.load(context_lengths + sequence)
+    first, end = part_of_keys(context, part, PARTS, KEYS)
+    place = tl.arange(0, head_dim)
+    rotates = place < 2 * frequencies
+    if ADJACENT:
+        partner = place ^ 1
+        frequency = place // 2
+        low = place % 2 == 0
+    else:
+        low = place < frequencies
+        partner = tl.where(low, place + frequencies, place - frequencies)
+        frequency = place % frequencies
+    partner = tl.where(rotates, partner, place)
+    axis = tl.load(axes + frequency, mask=rotates, other=0)
+    time = tl.load(positions + sequence)
+    height = tl.load(positions + tokens + sequence)
+    width = tl.load(positions + 2 * tokens + sequence)
+    angle = tl.where(axis == 0, time, tl.where(axis == 1, height, width)).to(tl.int64) * frequencies + frequency
+    cos = tl.load(cos_table + angle, mask=rotates, other=1.0)
+    sin = tl.load(sin_table + angle, mask=rotates, other=0.0)
+    sin = tl.where(low, -sin, sin)
+    wait_for_inputs(EARLY)
+    if first < context:
+        source = qkv + sequence.to(tl.int64) * (heads + 2 * kv_heads) * head_dim
+        row = tl.arange(0, ROWS)
+        head = kv_head * group + row
+        mine = row < group
+        x = tl.load(source + head[:, None] * head_dim + place[None, :], mask=mine[:, None], other=0.0)
+        other = tl.load(source + head[:, None] * head_dim + partner[None, :], mask=mine[:, None], other=0.0)
+        gain, other_gain = cos, cos  # nothing, where there are no norms
+        if NORMS:
+            gain, other_gain = tl.load(q_weight + place), tl.load(q_weight + partner)
+        queries = _turned(x, other, gain, other_gain, cos, sin, eps, NORMS, head_dim)
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        values = tl.zeros([ROWS, head_dim], tl.float32)
+        last = tl.minimum(end, context - 1)
+        if end >= context:  # the newest token is in this part
+            key_at = source + (heads + kv_head) * head_dim
+            value = tl.load(key_at + kv_heads * head_dim + place)
+            if NORMS:
+                gain, other_gain = tl.load(k_weight + place), tl.load(k_weight + partner)
+            key, other_key = tl.load(key_at + place)[None, :], tl.load(key_at + partner)[None, :]
+            key = _turned(key, other_key, gain, other_gain, cos, sin, eps, NORMS, head_dim)
+            slot = (tl.load(slots + sequence) * kv_heads + kv_head) * head_dim + place
+            tl.store(k_cache + slot[None, :], key)
+            tl.store(v_cache + slot, value)
+            highest = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+            total += 1.0
+            values += value.to(tl.float32)[None, :]
+        highest, total, values = attend_keys(
+            queries, highest, total, values, first, last, k_cache, v_cache, page_table + sequence * max_pages, kv_head, scale,
+            kv_heads, head_dim, page_size, KEYS, PRECISION,
+        )  # fmt: skip
+        own = (sequence.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :]
+        at = (sequence * heads + head) * PARTS
+        write_part(highest, total, values, maxima, sums, partial, out, own, at, part, mine, head_dim, PARTS)
+
+
+def _takes(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    table: RotaryTable,
+    axes: torch.Tensor,
+    pairing: Pairing,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> bool:
+    tokens, every, size = qkv.shape
+    group = every // k_cache.shape[2] - 2
+    single = len(query_lengths_host) == tokens > 0
+    return runs_here(qkv) and single and size in (64, 128, 256) and group <= ROWS and qkv.is_contiguous()
+
+
+@attend_new_tokens.twin("triton", when=_takes, recordable=True, before=TWO_OPS)
+def attend_new_tokens_triton(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    table: RotaryTable,
+    axes: torch.Tensor,
+    pairing: Pairing,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    page_table: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    query_lengths_host: tuple[int, ...],
+    context_lengths_host: tuple[int, ...],
+) -> torch.Tensor:
+    """One new token of each sequence."""
+    sequences, every, head_dim = qkv.shape
+    page_size, kv_heads = k_cache.shape[1:3]
+    heads = every - 2 * kv_heads
+    assert k_cache.is_contiguous() and v_cache.is_contiguous() and page_table.is_contiguous()
+    assert positions.is_contiguous() and positions.shape == (3, sequences)
+    norms = q_weight is not None and k_weight is not None
+    out = qkv.new_empty(sequences, heads, head_dim)
+    split = split_keys(sequences, heads, kv_heads, head_dim, context_lengths_host, qkv.device)
+    _attend_new[(sequences, kv_heads, split.parts)](
+        qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, k_cache,
+        v_cache, slots, page_table, context_lengths, *split.scratch, out, head_dim**-0.5, sequences, page_table.shape[1],
+        heads, kv_heads, head_dim, len(axes), page_size, norms, pairing == "adjacent", split.parts, ROWS, KEYS, precision(qkv),
+        **split.launch,
+    )  # fmt: skip
+    join_keys(split, query_starts, context_lengths, out, all_single=True)
+    return out
