@@ -22,6 +22,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     many = {"x": make.normal(8200, 40), "weight": make.normal(72, 40) / 8}  # rows that no tile divides
     yield {**many, "bias": make.normal(72)}
     yield {**many, "bias": None}
+    yield {"x": make.normal(2048, 40), "weight": make.normal(2048, 40) / 8, "bias": make.normal(2048)}  # as many as columns
 
 
 @op(examples=_examples, tolerances=_TOLERANCES)

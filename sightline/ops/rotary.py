@@ -134,6 +134,7 @@ def _projection_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         (20, 2, 24, 32, "adjacent"),
         (1028, 4, 72, 80, "adjacent"),
         (4100, 2, 64, 64, "adjacent"),
+        (1536, 8, 64, 64, "adjacent"),  # as many as columns
     )
     for patches, heads, head_dim, places, pairing in cases:
         size = 64

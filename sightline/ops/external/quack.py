@@ -94,7 +94,7 @@ def _rotated(acc: Any, row: Any, column: Any, turns: Any) -> Any:
     return {"D": _turned(acc, row, column, turns)}
 
 
-@gemm_epilogue(ops=_PLACES, mode="acc_pair")
+@gemm_epilogue(ops={**_PLACES, "bias": RowVecLoad("bias")}, mode="acc_pair")  # else guessed, and not if rows are columns
 def _rotated_with_bias(acc: Any, row: Any, column: Any, turns: Any, bias: Any) -> Any:
     return {"D": _turned(acc + bias, row, column, turns)}
 
@@ -145,12 +145,13 @@ def linear_gelu_tanh_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 
 
 def _is_for_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    return _are_matrices(x, weight) and bias is None and len(x) >= 2048 and len(weight) % 16 == 0
+    return _are_matrices(x, weight) and bias is None and len(x) >= 1536 and len(weight) % 16 == 0
 
 
 @linear_silu_mul.twin("quack", when=_is_for_silu_mul, recordable=True, before=TWO_OPS)
 def linear_silu_mul_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Here and in two ops, 4,096 to 12,288: 512 and 548 for 2,048 rows, 981 and 981 for 3,649, 2,188 and 2,353 for 8,192."""
+    """Here and in two ops, 4,096 to 12,288: 389 and 424 for 1,536 rows, 512 and 548 for 2,048, 981 and 981 for 3,649, 2,188
+    and 2,353 for 8,192; but 349 and 314 for 1,152."""
     return _product(x, weight, bias, "swiglu")
 
 
