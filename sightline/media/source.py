@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.addresses import Resolver
 from sightline.media.data_url import decode_data_url
+from sightline.media.digests import Digester
 from sightline.media.fetch import fetch, fetch_async
 from sightline.media.files import path_of_url, read_file
 from sightline.media.header import read_image_header, read_video_header
 from sightline.media.limits import ByteAllowance, Kind, RequestBudget, check_size, check_video
 from sightline.media.pillow import pillow_errors
 from sightline.timing import StageClock
-from sightline.types import ImageHeader, MediaRef
+from sightline.types import ImageHeader, MediaRef, VideoHeader
 
 VideoSource = str | Path | bytes
 ImageSource = VideoSource | Image.Image
@@ -56,6 +57,20 @@ def load_ref(
 ) -> MediaRef:
     """As load_image or load_video, by the kind."""
     return _load(kind, source, limits, clock or StageClock(), budget)
+
+
+def load_refs(
+    sources: Sequence[tuple[Kind, Any]], limits: MediaConfig, clock: StageClock, budget: RequestBudget, digester: Digester
+) -> list[MediaRef]:
+    """load_ref of each in turn, but for their digests, which are taken side by side."""
+    found: list[tuple[Kind, bytes, ImageHeader | VideoHeader, str]] = []
+    for kind, source in sources:
+        name, data = _named_bytes(kind, source, limits, clock, budget)
+        with clock.stage("header"):
+            found.append((kind, data, _header(kind, data, name, limits), name))
+    with clock.stage("header"):
+        digests = digester.digests([data for _, data, _, _ in found])
+    return [MediaRef(kind, data, own, header, name) for (kind, data, header, name), own in zip(found, digests, strict=True)]
 
 
 async def load_ref_async(
@@ -89,27 +104,39 @@ def _load(kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budge
     if kind == "image" and isinstance(source, Image.Image):
         with clock.stage("header"):
             return _from_pillow(source, limits)
+    name, data = _named_bytes(kind, source, limits, clock, budget)
+    return _reference(kind, data, name, limits, clock)
+
+
+def _named_bytes(
+    kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None
+) -> tuple[str, bytes]:
     if not isinstance(source, str | Path | bytes):
         raise MediaError(f"The {kind} cannot be read: an object of type {type(source).__name__} is no source of one.")
     name = "<bytes>" if isinstance(source, bytes) else display_name(str(source))
     with clock.stage("fetch"):
-        data = _read(source, ByteAllowance(kind, name, limits, budget), limits)
-    return _reference(kind, data, name, limits, clock)
+        return name, _read(source, ByteAllowance(kind, name, limits, budget), limits)
 
 
 def _reference(kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock) -> MediaRef:
-    subject = f"{kind.capitalize()} {name}"
     with clock.stage("header"):
-        if not data:
-            raise MediaError(f"{subject} cannot be read: it is empty.")
-        if kind == "image":
-            image = read_image_header(data, name)
-            check_size(subject, image.width, image.height, limits)
-            return MediaRef(kind, data, hashlib.sha256(data).digest(), image, name)
-        video = read_video_header(data, name, limits.max_video_frames)
-        check_size(subject, video.width, video.height, limits)
-        check_video(subject, video.width, video.height, video.frame_count, video.duration, limits)
-        return MediaRef(kind, data, hashlib.sha256(data).digest(), video, name)
+        header = _header(kind, data, name, limits)
+        return MediaRef(kind, data, hashlib.sha256(data).digest(), header, name)
+
+
+def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHeader | VideoHeader:
+    """What the file says of itself, within limits."""
+    subject = f"{kind.capitalize()} {name}"
+    if not data:
+        raise MediaError(f"{subject} cannot be read: it is empty.")
+    if kind == "image":
+        image = read_image_header(data, name)
+        check_size(subject, image.width, image.height, limits)
+        return image
+    video = read_video_header(data, name, limits.max_video_frames)
+    check_size(subject, video.width, video.height, limits)
+    check_video(subject, video.width, video.height, video.frame_count, video.duration, limits)
+    return video
 
 
 def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:

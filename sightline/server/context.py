@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sightline.config import Config
+from sightline.media.digests import Digester
 from sightline.models.files import ModelFiles
 from sightline.prompt.expand import MediaText
 from sightline.server.auth import KeyRing
@@ -26,6 +27,7 @@ class ServerContext:
     engine: EngineClient
     observer: Observer
     pool: ThreadPoolExecutor  # for what takes longer than about a millisecond
+    digester: Digester
     forms: ThreadPoolExecutor  # for forms of answers, which may take seconds to judge: nobody else waits behind them
     keys: KeyRing
     ledger: Ledger

@@ -21,6 +21,7 @@ import uvloop
 from sightline.config import Config
 from sightline.errors import ConfigError
 from sightline.host_memory import keep_freed_memory, keep_from_the_collector
+from sightline.media.digests import Digester
 from sightline.media.pillow import silence_warnings
 from sightline.media.source import load_image
 from sightline.models.files import ModelFiles, find_folder, read_files_of
@@ -60,6 +61,7 @@ class _Server:
         self._failure: str | None = None
         self._request_log = RequestLog() if server.log_requests else None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
+        self._digester = Digester()
         self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self._socket = _listen(server.host, server.port)
         self._draining = asyncio.Event()
@@ -83,6 +85,7 @@ class _Server:
         finally:
             await self._engine.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
+            self._digester.close()
             self._forms.shutdown(wait=False, cancel_futures=True)
             if self._request_log is not None:
                 self._request_log.close()
@@ -99,6 +102,7 @@ class _Server:
             engine=self._engine,
             observer=self._metrics,
             pool=self._pool,
+            digester=self._digester,
             forms=self._forms,
             keys=KeyRing(server.api_key, server.admin_api_key),
             ledger=self._ledger,
