@@ -208,6 +208,9 @@ class ServerConfig:
     restart_backoff_s: float = setting(1.0, "Pause before the first restart; it doubles each time.")
     drain_timeout_s: float = setting(30.0, "After SIGTERM, how long requests in progress may still take.")
     worker_threads: int = setting(4, "Threads that parse bodies, digest media and build prompts.")
+    kept_media_mb: int = setting(
+        256, "Encoded files that the engine process keeps, so that those of a conversation are not sent to it again."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -12,7 +12,7 @@ import sightline
 PACKAGE = Path(sightline.__file__).parent
 
 # What each part may import, besides itself and the standard library. Every part may import BASE.
-BASE = {"errors", "spec", "types", "config", "json_files", "timing", "host_memory"}
+BASE = {"errors", "spec", "types", "config", "json_files", "timing", "host_memory", "processors"}
 ALLOWED = {
     "errors": set(),
     "spec": set(),
@@ -21,6 +21,7 @@ ALLOWED = {
     "json_files": set(),
     "timing": set(),
     "host_memory": set(),
+    "processors": set(),
     "media": set(),
     "prompt": {"media"},
     "grammar": {"prompt"},
@@ -46,6 +47,7 @@ WITHOUT_TORCH = (
     "json_files",
     "timing",
     "host_memory",
+    "processors",
     "media",
     "prompt",
     "grammar",

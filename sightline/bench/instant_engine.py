@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from sightline.engine.kept_files import KeptFiles
 from sightline.engine.messages import (
     Abort,
     Add,
@@ -42,8 +43,8 @@ class _Answer:
 
 
 class InstantEngine:
-    def __init__(self, socket: "zmq.SyncSocket") -> None:
-        self._socket = socket
+    def __init__(self, socket: "zmq.SyncSocket", files: KeptFiles) -> None:
+        self._socket, self._files = socket, files
         self._answers: dict[int, _Answer] = {}
 
     @property
@@ -56,11 +57,13 @@ class InstantEngine:
             head, *frames = self._socket.recv_multipart(copy=False)
             message = decode_command(head.buffer)
             if isinstance(message, Add):
-                prompt = request_of(message, [frame.buffer for frame in frames])
+                prompt = request_of(message, [frame.buffer for frame in frames], self._files)
                 self._answers[message.number] = _Answer(message.sampling.max_tokens, len(prompt), message.seconds)
             elif isinstance(message, Abort):
                 self._answers.pop(message.number, None)
             elif isinstance(message, Flush | Ping):
+                if isinstance(message, Flush):
+                    self._files.clear()
                 self._socket.send(encode(_no_stats()))
                 self._socket.send(encode(Done(message.number)))
             elif isinstance(message, Stop):
@@ -84,9 +87,11 @@ def _no_stats() -> Stats:
 
 
 def serve(socket: "zmq.SyncSocket", step_s: float) -> int:
-    assert isinstance(decode_command(socket.recv()), Start)
+    first = decode_command(socket.recv())
+    assert isinstance(first, Start)
     socket.send(encode(Ready("none", "none", 1 << 20, Memory(0, 0, 0, 0, 0, 0), 0.0)))
-    engine, parent, due = InstantEngine(socket), os.getppid(), 0.0
+    engine = InstantEngine(socket, KeptFiles(1_000_000 * first.config.server.kept_media_mb))
+    parent, due = os.getppid(), 0.0
     while os.getppid() == parent:
         left_s = due - time.perf_counter()
         if not engine.has_work:

@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 import sightline
 from sightline.config import MediaConfig
+from sightline.processors import available_processors
 
 Facts = dict[str, Any]  # name → a string, or a dict of strings by name
 ROOT = Path(sightline.__file__).parent.parent
@@ -64,7 +65,7 @@ def machine(report: Report) -> Facts:
         "sightline": f"{sightline.__version__}, in {Path(sightline.__file__).parent}",
         "Python": f"{platform.python_version()}, {sys.executable}",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "processors": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "processors": str(available_processors()),
     }
     if "SC_PHYS_PAGES" in os.sysconf_names:
         facts["memory"] = _gb(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,11 +1,12 @@
 """What the API process and an engine process say to each other: msgpack headers, then raw buffers as frames. No pickle.
 
 ```
-to the engine     Start │ Add, token ids, positions, bytes of each item │ Abort │ Flush │ Ping │ Stop
+to the engine     Start │ Add, token ids, positions, bytes of items │ Abort │ Flush │ Ping │ Stop
 from the engine   Progress │ Ready │ Refused │ News │ Stats │ Done
 ```
 
-Arrays and media bytes travel as frames of their own, so that nobody copies them into a message. No torch here.
+Arrays and media bytes travel as frames of their own, so that nobody copies them into a message; bytes that the engine still has
+(engine/kept_files.py) do not travel. No torch here.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from sightline.config import Config
+from sightline.engine.kept_files import FileBooks, KeptFiles
 from sightline.run.sampling_params import ResolvedSampling
 from sightline.types import ImageHeader, MediaItem, MediaRef, MediaSpan, Request, TokenLogprob, VideoHeader
 
@@ -31,7 +33,9 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class ItemHead(msgspec.Struct, frozen=True):
-    """A MediaItem without its bytes, which are a frame."""
+    """A MediaItem without its bytes, which are a frame, or with the engine already."""
+
+    sent: bool
 
     kind: Literal["image", "video"]
     digest: bytes
@@ -47,7 +51,7 @@ class ItemHead(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
-    """A request. Frames: token ids (int32), positions (int32, 3 × tokens), then the bytes of each item."""
+    """A request. Frames: token ids (int32), positions (int32, 3 × tokens), then the bytes of items that are sent."""
 
     number: int  # the API process's name for it
     sampling: ResolvedSampling
@@ -233,6 +237,7 @@ def decode_report(frame: Any) -> FromEngine:
 
 
 def add_frames(
+    books: FileBooks,
     number: int,
     request: Request,
     sampling: ResolvedSampling,
@@ -242,6 +247,8 @@ def add_frames(
     cache_salt: str = "",
     seconds: dict[str, float] | None = None,
 ) -> Frames:
+    """`books` are told of the request's files, so these frames must be sent: what they leave out, the engine has."""
+    sent = [not books.use(item.ref.digest, len(item.ref.data))[0] if item.ref.data else True for item in request.items]
     head = Add(
         number=number,
         sampling=sampling,
@@ -251,31 +258,42 @@ def add_frames(
         cache_salt=cache_salt,
         seconds=seconds or {},
         position_delta=request.position_delta,
-        items=tuple(_item_head(item) for item in request.items),
+        items=tuple(_item_head(item, travels) for item, travels in zip(request.items, sent, strict=True)),
         spans=request.spans,
     )
+    try:
+        header = encode(head)
+    except Exception:
+        books.clear()  # the engine will not hear of these files; it may well have more than the books say
+        raise
     arrays = [np.ascontiguousarray(request.token_ids), np.ascontiguousarray(request.positions)]
-    return [encode(head), *arrays, *(item.ref.data for item in request.items)]
+    return [header, *arrays, *(item.ref.data for item, travels in zip(request.items, sent, strict=True) if travels)]
 
 
-def request_of(head: Add, buffers: Sequence[Any]) -> Request:
-    """The request that `add_frames` was given, from its header and the frames behind it."""
+def request_of(head: Add, buffers: Sequence[Any], files: KeptFiles) -> Request:
+    """The request that `add_frames` was given, from its header and the frames behind it. `files` are told of it, too."""
     ids, positions, *media = buffers
     token_ids = np.frombuffer(ids, np.int32).copy()  # writable, and free of the message
-    if len(media) != len(head.items):
-        raise ValueError(f"{len(media)} frames of media for {len(head.items)} items")
+    sent = sum(item.sent for item in head.items)
+    if len(media) != sent:
+        raise ValueError(f"{len(media)} frames of media for {sent} items")
+    frames = iter(media)
     return Request(
         token_ids=token_ids,
         positions=np.frombuffer(positions, np.int32).reshape(3, -1).copy(),
         position_delta=head.position_delta,
-        items=tuple(_item(item, bytes(data)) for item, data in zip(head.items, media, strict=True)),
+        items=tuple(
+            _item(item, files.take(item.digest, bytes(next(frames))) if item.sent else files.recall(item.digest))
+            for item in head.items
+        ),
         spans=head.spans,
     )
 
 
-def _item_head(item: MediaItem) -> ItemHead:
+def _item_head(item: MediaItem, sent: bool) -> ItemHead:
     header = item.ref.header
     return ItemHead(
+        sent=sent,
         kind=item.ref.kind,
         digest=item.ref.digest,
         image=header if isinstance(header, ImageHeader) else None,

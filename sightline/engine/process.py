@@ -19,6 +19,7 @@ import zmq
 
 from sightline.engine.activation_peak import NO_PEAKS
 from sightline.engine.engine import Engine, Update
+from sightline.engine.kept_files import KeptFiles
 from sightline.engine.load import load_engine
 from sightline.engine.messages import (
     Abort,
@@ -57,8 +58,8 @@ _POLL_MS = 500  # how soon an idle process sees that its parent is gone
 class EngineServer:
     """Carries out commands between steps. `send` takes a report to the API process."""
 
-    def __init__(self, engine: Engine, send: Callable[[FromEngine], None]) -> None:
-        self._engine, self._send = engine, send
+    def __init__(self, engine: Engine, send: Callable[[FromEngine], None], files: KeptFiles) -> None:
+        self._engine, self._send, self._files = engine, send, files
         self._numbers: dict[int, int] = {}  # engine's request id → API's number
         self._ids: dict[int, int] = {}  # API's number → engine's request id
         self._answers_left: dict[int, int] = {}  # by API's number
@@ -81,6 +82,7 @@ class EngineServer:
                 self._forget(message.number)
         elif isinstance(message, Flush):
             self._engine.flush()
+            self._files.clear()
             self._engine.runner.give_memory_back()
             self._send(Done(message.number))
         elif isinstance(message, Ping):
@@ -93,7 +95,7 @@ class EngineServer:
         clock.seconds.update(head.seconds)
         try:
             request_id = self._engine.add(
-                request_of(head, buffers),
+                request_of(head, buffers, self._files),
                 head.sampling,
                 end_tokens=frozenset(head.end_tokens),
                 stop=head.stop,
@@ -266,7 +268,7 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
     except UserError as error:
         send(Refused(str(error)))
         return 1
-    server = EngineServer(engine, send)
+    server = EngineServer(engine, send, KeptFiles(1_000_000 * first.config.server.kept_media_mb))
     try:
         while os.getppid() == parent:
             if not server.has_work and not socket.poll(_POLL_MS):

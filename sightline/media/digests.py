@@ -1,9 +1,10 @@
 """SHA-256 of several files side by side: Python lets go of its lock while it hashes, where there are cores to hash on."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+from sightline.processors import available_processors
 
 _WORTHWHILE = 500_000  # bytes; they take some 0.3 ms, and threads 0.1 to wake up
 _MOST_THREADS = 3
@@ -15,7 +16,7 @@ class Digester:
     def __init__(self, threads: int | None = None) -> None:
         """As many `threads` beside the caller's; by default some if there are cores to spare, else none."""
         if threads is None:
-            threads = min(_MOST_THREADS, max(0, len(os.sched_getaffinity(0)) // 2 - 1))
+            threads = min(_MOST_THREADS, max(0, available_processors() // 2 - 1))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="digests") if threads else None
         self._shares = threads + 1
 

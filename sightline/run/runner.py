@@ -1,6 +1,5 @@
 """Executes what the scheduler planned: encodes images into the arena, computes tokens, samples."""
 
-import os
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -15,6 +14,7 @@ from sightline.config import EngineConfig
 from sightline.errors import ConfigError, MediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
+from sightline.processors import available_processors
 from sightline.run.batch import PackedBatch, known_tokens, pack_batch
 from sightline.run.device_timer import DeviceTimer
 from sightline.run.readout import Readout
@@ -65,8 +65,7 @@ class EncodedAside:
 
 def choose_decode_threads(wanted: int | None) -> int:
     if wanted is None:
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(MOST_DECODE_THREADS, processors)
+        return min(MOST_DECODE_THREADS, available_processors())
     if wanted < 1:
         raise ConfigError(f"decode_threads is {wanted}, but must be at least 1.")
     return wanted

@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any
 
 from sightline.config import Config, ServerConfig
+from sightline.engine.kept_files import FileBooks
 from sightline.engine.messages import (
     Abort,
     Done,
@@ -152,6 +153,7 @@ class EngineClient:
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[None]] = {}
         self._socket: EngineSocket | None = None
+        self._books = self._new_books()
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -181,7 +183,7 @@ class EngineClient:
         answers = Answers(numbers, place)
         for number, prompt in zip(numbers, prompts, strict=True):
             self._answers[number] = answers
-            self._send_frames(add_frames(number, **vars(prompt)))
+            self._send_frames(add_frames(self._books, number, **vars(prompt)))
         return answers
 
     def release(self, answers: Answers) -> None:
@@ -211,7 +213,13 @@ class EngineClient:
         finally:
             self._replies.pop(command.number, None)
 
+    def _new_books(self) -> FileBooks:
+        """A new process has no files."""
+        return FileBooks(1_000_000 * self._config.server.kept_media_mb)
+
     def _send(self, message: ToEngine) -> None:
+        if isinstance(message, Flush):
+            self._books.clear()  # as the engine will before it hears of the next request
         self._send_frames([encode(message)])
 
     def _send_frames(self, frames: list[Any]) -> None:
@@ -293,7 +301,9 @@ class EngineClient:
             # Standard output is the request log's; whatever a library prints goes to standard error.
             self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
             self.pid, self._socket = self._process.pid, socket
-            self._send(Start(replace(self._config, server=ServerConfig())))  # keys are none of its business
+            self._books = self._new_books()
+            kept = ServerConfig(kept_media_mb=self._config.server.kept_media_mb)  # keys are none of its business
+            self._send(Start(replace(self._config, server=kept)))
             self.begun.set()
             listener = asyncio.create_task(self._end_silence(self._process))
             try:

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from prompt.builders import byte_tokenizer, image_item, video_item
 from sightline.config import Config, ServerConfig
 from sightline.engine import messages
+from sightline.engine.kept_files import FileBooks, KeptFiles
 from sightline.engine.messages import Add, Start, UpdateHead, add_frames, decode_command, decode_report, encode, request_of
 from sightline.errors import MissingMediaError
 from sightline.run.sampling_params import resolve_sampling
@@ -46,18 +47,18 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         max_tokens=5, temperature=0.5, logit_bias={3: -1.5}, seed=-4, structured=StructuredOutput("regex", "a+", True)
     )
     sampling = resolve_sampling(params, {})
-    frames = add_frames(17, sent, sampling, (1, 2), ("stop",), -1, "salt", {"fetch": 0.5})
+    frames = add_frames(FileBooks(0), 17, sent, sampling, (1, 2), ("stop",), -1, "salt", {"fetch": 0.5})
     head, *buffers = [bytes(memoryview(frame).cast("B")) if not isinstance(frame, bytes) else frame for frame in frames]
     add = decode_command(head)
     assert isinstance(add, Add)
-    got = request_of(add, buffers)
+    got = request_of(add, buffers, KeptFiles(0))
     assert got.token_ids.tolist() == sent.token_ids.tolist() and got.positions.tolist() == sent.positions.tolist()
     assert (got.position_delta, got.items, got.spans) == (sent.position_delta, sent.items, sent.spans)
     assert (add.number, add.sampling, add.end_tokens, add.stop) == (17, sampling, (1, 2), ("stop",))
     assert (add.priority, add.cache_salt, add.seconds) == (-1, "salt", {"fetch": 0.5})
     assert got.token_ids.flags.writeable, "torch warns of arrays that cannot be written"
     with pytest.raises(ValueError, match="2 frames of media for 3 items"):
-        request_of(add, buffers[:-1])
+        request_of(add, buffers[:-1], KeptFiles(0))
 
 
 def test_other_messages_arrive_as_they_were_sent() -> None:

@@ -1,0 +1,77 @@
+"""Files that both processes know of are sent once; the engine has whatever it is not sent, come what may."""
+
+import hashlib
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from prompt.builders import image_item
+from sightline.engine.kept_files import FileBooks, KeptFiles
+from sightline.engine.messages import Add, add_frames, decode_command, request_of
+from sightline.run.sampling_params import resolve_sampling
+from sightline.types import MediaItem, Request, SamplingParams
+
+SAMPLING = resolve_sampling(SamplingParams(max_tokens=1), {})
+
+
+def item_of(data: bytes) -> MediaItem:
+    item = image_item(1, 1)
+    return replace(item, ref=replace(item.ref, data=data, digest=hashlib.sha256(data).digest()))
+
+
+def request_with(*files: bytes) -> Request:
+    items = tuple(item_of(data) for data in files)
+    return Request(np.zeros(1, np.int32), np.zeros((3, 1), np.int32), 0, items, ())
+
+
+def sent_over(books: FileBooks, files: KeptFiles, request: Request) -> tuple[Request, int]:
+    """The request at the other end, and how many bytes of files were sent for it."""
+    head, *buffers = add_frames(books, 1, request, SAMPLING, ())
+    add = decode_command(head)
+    assert isinstance(add, Add)
+    return request_of(add, [memoryview(buffer) for buffer in buffers], files), sum(len(data) for data in buffers[2:])
+
+
+def test_a_conversation_sends_each_file_once() -> None:
+    books, files = FileBooks(1000), KeptFiles(1000)
+    pictures = [bytes([number]) * 50 for number in range(8)]
+    for rounds in range(1, 9):
+        got, sent = sent_over(books, files, request_with(*pictures[:rounds]))
+        assert [item.ref.data for item in got.items] == pictures[:rounds] and sent == 50
+    books.clear()
+    files.clear()
+    assert sent_over(books, files, request_with(pictures[0]))[1] == 50
+
+
+@pytest.mark.parametrize("bound", [0, 100, 1000, 10**9])
+@pytest.mark.parametrize("seed", range(5))
+def test_both_ends_agree_whatever_is_sent(bound: int, seed: int) -> None:
+    """Red when one end forgets a file that the other counts on, or when more is kept than allowed. Files of many sizes, some
+    twice in a request, some too large, some named without their bytes; one end may forget more than the other."""
+    random = Random(seed)
+    books, files = FileBooks(bound), KeptFiles(bound)
+    pictures = [random.randbytes(random.choice((10, 10, 10, 30, 80, 240, 600))) for _ in range(25)] + [b""]
+    seen = 0
+    for _ in range(400):
+        chosen = random.choices(pictures, k=random.randint(1, 6))
+        got, sent = sent_over(books, files, request_with(*chosen))
+        assert [item.ref.data for item in got.items] == chosen
+        seen += sum(map(len, chosen)) - sent
+        assert sum(map(len, files._files.values())) <= bound
+        if random.random() < 0.03:
+            books.clear()  # a message that could not be written
+        if random.random() < 0.03:
+            books.clear()
+            files.clear()
+    assert (seen > 0) == (bound > 0)
+
+
+def test_a_message_that_cannot_be_written_leaves_no_trace() -> None:
+    """Red when the books count on a file that was never sent."""
+    books, files = FileBooks(1000), KeptFiles(1000)
+    request = request_with(b"picture")
+    with pytest.raises(TypeError):
+        add_frames(books, 1, replace(request, position_delta=object()), SAMPLING, ())  # type: ignore[arg-type]
+    assert sent_over(books, files, request)[0].items[0].ref.data == b"picture"
