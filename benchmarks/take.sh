@@ -51,4 +51,5 @@ for part in "${parts[@]}"; do
     *) echo "there is no part $part"; exit 2 ;;
   esac
 done
+[[ -f $out/summary.json ]] && $sightline bench targets --list --summary "$out/summary.json" --plot "$out/targets.png"
 exit $failed

@@ -36,3 +36,9 @@ def values_of(path: Path) -> dict[str, float]:
     """What a summary has, if it is there, without where it came from."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return {key: figure["value"] for key, figure in known.items()}
+
+
+def devices_of(path: Path) -> list[str]:
+    """On which devices the figures of a summary were taken."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return sorted({figure["device"] for figure in known.values() if "device" in figure})

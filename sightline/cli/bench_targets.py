@@ -19,6 +19,7 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--list", action="store_true", help="measure nothing: print commands, and what --summary has")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to keep the figures and the records behind them")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="summary.json to add the figures to")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG to draw, all figures as shares of their targets")
     add_server_flags(parser)
     add_seed_flag(parser)
     parser.set_defaults(run=run, subparser=parser)
@@ -36,14 +37,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         for key in keys:
             print(f"{key:22s} sightline bench {JOBS[key]}")
-        print("\n" + figure_table(values_of(arguments.summary) if arguments.summary is not None else {}))
+        known = values_of(arguments.summary) if arguments.summary is not None else {}
+        print("\n" + figure_table(known))
+        _draw(arguments, known)
         return 0
     found, failures = _measure(arguments, keys)
     shown = {**(values_of(arguments.summary) if arguments.summary is not None else {}), **found}
     print("\n" + figure_table(shown, None if arguments.summary is not None else keys))
+    _draw(arguments, shown)
     for key, failure in failures.items():
         print(f"{key} was not taken: {failure}")
     return 1 if failures else 0
+
+
+def _draw(arguments: argparse.Namespace, values: dict[str, float]) -> None:
+    from sightline.bench.summary import devices_of
+    from sightline.bench.target_plot import draw_targets
+
+    if arguments.plot is not None:
+        devices = devices_of(arguments.summary) if arguments.summary is not None else ()
+        draw_targets(values, " or ".join(devices) or "device", arguments.plot)
 
 
 def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, float], dict[str, str]]:

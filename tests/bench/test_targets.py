@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from bench.stub import RunningStub, refusal, stream, usage
 from sightline.bench.load.server_metrics import read_metrics
 from sightline.bench.summary import add_to_summary, commit, values_of
 from sightline.bench.target_jobs import JOBS, NoFigureError, figures_of, value_of
+from sightline.bench.target_plot import draw_targets, share
 from sightline.bench.target_table import TARGETS, TargetFigure, as_fields, figure_table
 from sightline.cli.kept_figures import command
 from sightline.cli.main import main, make_parser
@@ -48,6 +50,28 @@ def test_met_means_what_it_says() -> None:
     assert by_key["serve_rps.560"].endswith(" met") and not by_key["serve_rps.560"].endswith("not met")
     assert by_key["start_s"].endswith("not met") and by_key["ttft_ms.560"].endswith("-")
     assert [(field["key"], field["met"]) for field in as_fields({"start_s": 30.0})] == [("start_s", False)]
+
+
+# Red if a figure that is met stands on the wrong side of the line.
+def test_shares_of_targets() -> None:
+    for target in TARGETS:
+        for value in (0.5 * target.reach, target.reach, 2 * target.reach):
+            assert (share(target, value) <= 1) == target.met(value)
+
+
+def test_targets_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Red when no picture comes of a summary, whole or in part, or when an empty one is no clear error."""
+    summary, picture = tmp_path / "summary.json", tmp_path / "new" / "targets.png"
+    add_to_summary(summary, {"start_s": 18.0, "decode_ms.32": 6.1, "serve_rps.560": 75.0, "something.else": 1.0}, "c", "a GPU")
+    assert main(["bench", "targets", "--list", "--summary", str(summary), "--plot", str(picture)]) == 0
+    with Image.open(picture) as small:
+        some = small.size
+    draw_targets({target.key: target.reach for target in TARGETS}, "GPU", picture)
+    with Image.open(picture) as large:
+        assert large.width == some[0] and large.height > some[1] > 100
+    capsys.readouterr()
+    assert main(["bench", "targets", "--list", "--summary", str(tmp_path / "none.json"), "--plot", str(picture)]) != 0
+    assert "There is no figure to draw" in capsys.readouterr().err
 
 
 # Red if a key of the summary gets another figure than the record has, or where it came from is lost.
