@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from device import DEVICE
 from parity.conversations import picture
 from plain_loop import SingleSequence, encode_items
 from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
@@ -25,7 +26,8 @@ SMALL_IMAGES = MediaConfig(min_pixels=1024, limit_mm_per_prompt='{"image": 1000}
 @lru_cache(maxsize=4)
 def loaded(folder: Path) -> LLM:
     """The model and its prompt side; its own engine stays idle."""
-    return LLM(folder, Config(ModelConfig(device="cpu", max_model_len=2048), SMALL_IMAGES))
+    idle = EngineConfig(kv_cache_gb=0.05, embedding_cache_gb=0.02, warm_up=False)
+    return LLM(folder, Config(ModelConfig(device=DEVICE, dtype="float32", max_model_len=2048), SMALL_IMAGES, idle))
 
 
 def request_of(folder: Path, *parts: Any) -> Request:

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import openai
 
+from device import DEVICE
+
 MODEL = "sightline-embedded"
 ADMIN = "the-admin-key"
 PATIENCE_S = 60.0  # generous: machines that run tests are slow and busy
@@ -23,7 +25,9 @@ PATIENCE_S = 60.0  # generous: machines that run tests are slow and busy
 class RunningServer:
     def __init__(self, folder: Path, *flags: str, key: str = "unused") -> None:
         self._out, self._err = folder / "stdout", folder / "stderr"
-        own = ["--port", "0", "--admin-api-key", ADMIN, "--device", "cpu"]
+        own = ["--port", "0", "--admin-api-key", ADMIN, "--device", DEVICE]
+        if DEVICE != "cpu":  # several share it
+            own += ["--kv-cache-gb", "0.5", "--embedding-cache-gb", "0.1"]
         command = [sys.executable, "-m", "sightline.cli.main", "serve", *own, *flags]
         self.temporary = folder / "tmp"  # nobody else's temporary files are in it
         self.temporary.mkdir(exist_ok=True)
