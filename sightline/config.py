@@ -212,6 +212,10 @@ class ServerConfig:
         256, "Encoded files that the engine process keeps, so that those of a conversation are not sent to it again."
     )
 
+    @property
+    def kept_media_bytes(self) -> int:
+        return 1_000_000 * self.kept_media_mb
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}, but must be between 0 and 65535.")

@@ -50,6 +50,7 @@ from sightline.types import MediaRef
 STAGES = ("parse", "base64", "digest", "header", "prompt")
 IMAGE_BYTES = 500_000
 TARGET_MS = 1.5  # per image
+MANY = 8  # images of the requests that show known ones again
 _WIDTH, _HEIGHT = 1920, 1080
 
 
@@ -201,19 +202,20 @@ def one_core() -> Iterator[None]:
 
 
 def report(
-    costs: Sequence[Cost], command: str, repeats: int, trip: RoundTrip | None = None, streams: Sequence[StreamCost] = ()
+    costs: Sequence[Cost],
+    command: str,
+    repeats: int,
+    trip: RoundTrip | None = None,
+    again: tuple[RoundTrip, RoundTrip] | None = None,
+    streams: Sequence[StreamCost] = (),
 ) -> dict[str, object]:
-    """What the JSON file holds."""
+    """What the JSON file holds. again: of known images, their files sent each time and kept."""
     over_http: dict[str, object] = {}
     if trip is not None:
-        names = ("tenth", "median", "ninth_tenth")
-        over_http["round_trip"] = {
-            **{
-                f"{name}_ms": {which: round(value, 3) for which, value in zip(names, getattr(trip, name), strict=True)}
-                for name in ("send", "answer", "ttft")
-            },
-            "processor_ms": round(trip.processor_ms, 3),
-        }
+        over_http["round_trip"] = _trip_fields(trip)
+    if again is not None:
+        sent, kept = (_trip_fields(each) for each in again)
+        over_http["known_images"] = {"images": MANY, "sent_each_time": sent, "kept": kept}
     if streams:
         over_http["streams"] = [
             {
@@ -250,3 +252,12 @@ def report(
         ],
         **over_http,
     }
+
+
+def _trip_fields(trip: RoundTrip) -> dict[str, object]:
+    names = ("tenth", "median", "ninth_tenth")
+    stages = {
+        f"{name}_ms": {which: round(value, 3) for which, value in zip(names, getattr(trip, name), strict=True)}
+        for name in ("send", "answer", "ttft")
+    }
+    return {**stages, "processor_ms": round(trip.processor_ms, 3)}

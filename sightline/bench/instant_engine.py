@@ -90,7 +90,7 @@ def serve(socket: "zmq.SyncSocket", step_s: float) -> int:
     first = decode_command(socket.recv())
     assert isinstance(first, Start)
     socket.send(encode(Ready("none", "none", 1 << 20, Memory(0, 0, 0, 0, 0, 0), 0.0)))
-    engine = InstantEngine(socket, KeptFiles(1_000_000 * first.config.server.kept_media_mb))
+    engine = InstantEngine(socket, KeptFiles(first.config.server.kept_media_bytes))
     parent, due = os.getppid(), 0.0
     while os.getppid() == parent:
         left_s = due - time.perf_counter()

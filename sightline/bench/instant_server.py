@@ -1,4 +1,7 @@
-"""The real API process with an engine that computes nothing: `python -m sightline.bench.instant_server STEP_MS MODEL`."""
+"""The real API process with an engine that computes nothing.
+
+`python -m sightline.bench.instant_server STEP_MS MODEL KEPT_MEDIA_MB`
+"""
 
 import sys
 
@@ -7,9 +10,11 @@ from sightline.server.serve import serve
 
 
 def main() -> int:
-    step_ms, model = sys.argv[1:]
+    step_ms, model, kept_mb = sys.argv[1:]
     config = Config(
-        model=ModelConfig(model=model, load_format="dummy"), media=MediaConfig.for_server(), server=ServerConfig(port=0)
+        model=ModelConfig(model=model, load_format="dummy"),
+        media=MediaConfig.for_server(),
+        server=ServerConfig(port=0, kept_media_mb=int(kept_mb)),
     )
     return serve(config, (sys.executable, "-m", "sightline.bench.instant_engine", step_ms))
 

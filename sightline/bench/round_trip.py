@@ -20,11 +20,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sightline.bench.server_process import INSTANT, serving
+from sightline.config import ServerConfig
 
 STEP_MS = 12.0  # long enough for 256 streams on one core
 _PAUSE_S = 0.01  # between requests, as between those of people: code and data are not in the processor's caches
 _END = b"\r\n0\r\n\r\n"
 _WARM_UP = 5
+_KEPT_MB = ServerConfig().kept_media_mb
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class StreamCost:
         return 1e6 / self.processor_us
 
 
-def round_trip(model: Path, body: bytes, requests: int) -> RoundTrip:
-    """`body` asks for one token."""
-    with serving(["0", str(model)], 120, INSTANT) as server:
+def round_trip(model: Path, body: bytes, requests: int, kept_media_mb: int = _KEPT_MB) -> RoundTrip:
+    """`body` asks for one token. After the first request its images are known."""
+    with serving(["0", str(model), str(kept_media_mb)], 120, INSTANT) as server:
         server.until_ready()
         address = urlsplit(server.url())
         assert address.hostname is not None and address.port is not None
@@ -92,7 +94,7 @@ def _ask(connection: socket.socket, body: bytes) -> tuple[float, float]:
 
 def stream_costs(model: Path, counts: Sequence[int], tokens: int) -> list[StreamCost]:
     """Each stream has so many tokens."""
-    with serving([str(STEP_MS), str(model)], 120, INSTANT) as server:
+    with serving([str(STEP_MS), str(model), str(_KEPT_MB)], 120, INSTANT) as server:
         server.until_ready()
         address = urlsplit(server.url())
         assert address.hostname is not None and address.port is not None

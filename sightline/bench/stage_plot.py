@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sightline.bench.load.plots import COLOURS, DOTS_PER_INCH, STYLE
+from sightline.bench.load.plots import COLOURS, DOTS_PER_INCH, STYLE, require_matplotlib
 from sightline.bench.stage_floors import STAGES
 from sightline.bench.stages import StageCost, StageTimes
-from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,12 +19,10 @@ _LEAST_SHARE_WITH_NUMBER = 0.07  # of the longer bar; narrower parts have no roo
 
 def draw_stages(costs: Sequence[StageCost], file: Path) -> None:
     """One panel per request, each with its own scale."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("Plots need matplotlib, which is not installed: pip install 'sightline[plot]'.") from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     file.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "hatch.linewidth": 0.6}):

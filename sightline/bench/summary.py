@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def commit() -> str:
@@ -20,7 +21,7 @@ def commit() -> str:
 
 def add_to_summary(path: Path, figures: Mapping[str, float], command: str, device: str) -> None:
     """Figures that were there under the same keys are replaced, others stay."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = _read(path)
     about = {
         "command": command,
         "commit": commit(),
@@ -34,11 +35,13 @@ def add_to_summary(path: Path, figures: Mapping[str, float], command: str, devic
 
 def values_of(path: Path) -> dict[str, float]:
     """What a summary has, if it is there, without where it came from."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {key: figure["value"] for key, figure in known.items()}
+    return {key: figure["value"] for key, figure in _read(path).items()}
 
 
 def devices_of(path: Path) -> list[str]:
     """On which devices the figures of a summary were taken."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return sorted({figure["device"] for figure in known.values() if "device" in figure})
+    return sorted({figure["device"] for figure in _read(path).values() if "device" in figure})
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

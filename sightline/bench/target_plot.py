@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sightline.bench.load.plots import COLOURS, DOTS_PER_INCH, STYLE
+from sightline.bench.load.plots import COLOURS, DOTS_PER_INCH, STYLE, require_matplotlib
 from sightline.bench.target_table import TARGETS, TargetFigure
 from sightline.errors import ConfigError
 
@@ -20,16 +20,14 @@ _OTHERS = {"SGLang": "s", "vLLM": "D", "transformers": "^"}
 
 def draw_targets(values: Mapping[str, float], device: str, file: Path) -> None:
     """A bar for every target that has a value."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("Plots need matplotlib, which is not installed: pip install 'sightline[plot]'.") from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     shown = [target for target in TARGETS if target.key in values]
     if not shown:
-        raise ConfigError("There is no figure to draw: --summary names a file that has some.")
+        raise ConfigError("There is no figure to draw; --summary must name a file that has some.")
     file.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         size = (_WIDTH_INCHES, _INCHES_AROUND + _INCHES_PER_FIGURE * len(shown))

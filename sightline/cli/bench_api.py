@@ -35,7 +35,7 @@ def add_command(actions: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from sightline.bench.api_cost import STAGES, TARGET_MS, make_body, measure, model_files, one_core, report
+    from sightline.bench.api_cost import MANY, STAGES, TARGET_MS, make_body, measure, model_files, one_core, report
     from sightline.bench.round_trip import round_trip, stream_costs
 
     streams = sorted(set(arguments.streams))
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{name} is {value}, but must be at least 1.")
     print(f"milliseconds of the processor per image, medians, one core; the target is {TARGET_MS:g}")
     print("images  body, MB   tokens" + "".join(f"{stage:>9s}" for stage in STAGES) + "    total   total of the request")
-    costs, trip, charged = [], None, []
+    costs, trip, again, charged = [], None, None, []
     with model_files(from_flags(ModelConfig, arguments)) as files:
         with one_core():
             for count in sorted(set(arguments.images)):
@@ -58,10 +58,14 @@ def run(arguments: argparse.Namespace) -> None:
             print("one image over HTTP and an engine that computes nothing, milliseconds: tenth, median, ninth tenth")
             for name in ("send", "answer", "ttft"):
                 print(f"{name:>8s}" + "".join(f"{value:9.3f}" for value in getattr(trip, name)))
+            print(f"{MANY} known images, milliseconds to the first event: files sent to the engine each time, and kept there")
+            body, requests = make_body(MANY, max_tokens=1), -(-arguments.round_trips // 4)
+            again = round_trip(files.folder, body, requests, kept_media_mb=0), round_trip(files.folder, body, requests)
+            print("    ttft" + "".join(f"{each.ttft[1]:9.3f}" for each in again))
         if streams:
             charged = stream_costs(files.folder, streams, tokens=200)
             print("streams   processor, us per token   tokens per second that one core can pass on")
             for each in charged:
                 print(f"{each.streams:7d}{each.processor_us:26.1f}{each.tokens_per_second:46.0f}")
     if arguments.json is not None:
-        keep(arguments.json, report(costs, command(), arguments.repeats, trip, charged))
+        keep(arguments.json, report(costs, command(), arguments.repeats, trip, again, charged))

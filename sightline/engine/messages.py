@@ -33,10 +33,9 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class ItemHead(msgspec.Struct, frozen=True):
-    """A MediaItem without its bytes, which are a frame, or with the engine already."""
+    """A MediaItem without its bytes."""
 
-    sent: bool
-
+    sent: bool  # its bytes are a frame; else the engine has them
     kind: Literal["image", "video"]
     digest: bytes
     image: ImageHeader | None

@@ -268,7 +268,7 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
     except UserError as error:
         send(Refused(str(error)))
         return 1
-    server = EngineServer(engine, send, KeptFiles(1_000_000 * first.config.server.kept_media_mb))
+    server = EngineServer(engine, send, KeptFiles(first.config.server.kept_media_bytes))
     try:
         while os.getppid() == parent:
             if not server.has_work and not socket.poll(_POLL_MS):

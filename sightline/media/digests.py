@@ -22,7 +22,7 @@ class Digester:
 
     def digests(self, files: Sequence[bytes]) -> list[bytes]:
         if self._threads is None or len(files) < 2 or sum(map(len, files)) < _WORTHWHILE:
-            return [_digest(data) for data in files]
+            return [digest_of(data) for data in files]
         shares = _shared_out([len(data) for data in files], self._shares)
         others = [self._threads.submit(_digests_of, files, share) for share in shares[1:] if share]
         found = _digests_of(files, shares[0])
@@ -47,8 +47,8 @@ def _shared_out(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _digests_of(files: Sequence[bytes], indices: Sequence[int]) -> dict[int, bytes]:
-    return {index: _digest(files[index]) for index in indices}
+    return {index: digest_of(files[index]) for index in indices}
 
 
-def _digest(data: bytes) -> bytes:
+def digest_of(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()

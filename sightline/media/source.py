@@ -8,7 +8,6 @@ PIL image           kept as raw RGB pixels (images only)
 """
 
 import asyncio
-import hashlib
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.addresses import Resolver
 from sightline.media.data_url import decode_data_url
-from sightline.media.digests import Digester
+from sightline.media.digests import Digester, digest_of
 from sightline.media.fetch import fetch, fetch_async
 from sightline.media.files import path_of_url, read_file
 from sightline.media.header import read_image_header, read_video_header
@@ -121,7 +120,7 @@ def _named_bytes(
 def _reference(kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock) -> MediaRef:
     with clock.stage("header"):
         header = _header(kind, data, name, limits)
-        return MediaRef(kind, data, hashlib.sha256(data).digest(), header, name)
+        return MediaRef(kind, data, digest_of(data), header, name)
 
 
 def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHeader | VideoHeader:
@@ -148,7 +147,7 @@ def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:
         upright = ImageOps.exif_transpose(image).convert("RGB")
         pixels = upright.tobytes()
     width, height = upright.size
-    digest = hashlib.sha256(struct.pack("<4sQQ", b"RGB ", width, height) + pixels).digest()
+    digest = digest_of(struct.pack("<4sQQ", b"RGB ", width, height) + pixels)
     return MediaRef("image", pixels, digest, ImageHeader("RGB", width, height, 1), name)
 
 

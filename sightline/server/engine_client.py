@@ -215,7 +215,7 @@ class EngineClient:
 
     def _new_books(self) -> FileBooks:
         """A new process has no files."""
-        return FileBooks(1_000_000 * self._config.server.kept_media_mb)
+        return FileBooks(self._config.server.kept_media_bytes)
 
     def _send(self, message: ToEngine) -> None:
         if isinstance(message, Flush):

@@ -40,10 +40,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = json.loads(kept.read_text())
     assert [row["images"] for row in figures["rows"]] == [1, 2]
     assert figures["rows"][1]["total_ms_per_image"] == pytest.approx(figures["rows"][1]["total_ms"] / 2, abs=0.01)
-    assert len(capsys.readouterr().out.splitlines()) == 4 + 4 + 2
+    assert len(capsys.readouterr().out.splitlines()) == 4 + 4 + 2 + 2
     trip = figures["round_trip"]
     for which in ("tenth", "median", "ninth_tenth"):
         assert 0 < trip["send_ms"][which] < trip["ttft_ms"][which] and 0 < trip["answer_ms"][which] <= trip["ttft_ms"][which]
+    known = figures["known_images"]
+    assert known["images"] == 8 and all(known[way]["ttft_ms"]["median"] > 0 for way in ("sent_each_time", "kept"))
     (streams,) = figures["streams"]
     assert streams["streams"] == 4 and streams["processor_us_per_token"] > 0
     assert main(["bench", "api", "--images", "0"]) == 1

@@ -43,7 +43,7 @@ def test_files_are_hashed_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         together.wait()
         return data[:1]
 
-    monkeypatch.setattr("sightline.media.digests._digest", digest)
+    monkeypatch.setattr("sightline.media.digests.digest_of", digest)
     digester = Digester(3)
     assert digester.digests([b"a" * 300_000, b"b" * 300_000, b"c" * 300_000, b"d" * 300_000]) == [b"a", b"b", b"c", b"d"]
     digester.close()

@@ -1,5 +1,6 @@
 """Plots of results, for screens and for print: PNG and SVG, told apart by marks and lines as well as by colours."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,17 @@ STYLE: Any = {
 }
 
 
+def require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("Plots need matplotlib, which is not installed: pip install 'sightline[plot]'.")
+
+
 def draw_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Every plot that the results suffice for, as name.png and name.svg. Returns the files."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("Plots need matplotlib, which is not installed: pip install 'sightline[plot]'.") from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     serve = [run for run in runs if run.kind == "serve"]
     plots: list[tuple[str, Callable[[Axes, Sequence[Run]], None], list[Run]]] = [

@@ -24,7 +24,7 @@ from sightline.ops.triton.paged_attention import (
     split_keys,
     write_part,
 )
-from sightline.ops.triton.qkv import normed
+from sightline.ops.triton.qkv import normed, partners
 
 
 @triton.jit
@@ -54,16 +54,7 @@ def _attend_new(
     context = tl.load(context_lengths + sequence)
     first, end = part_of_keys(context, part, PARTS, KEYS)
     place = tl.arange(0, head_dim)
-    rotates = place < 2 * frequencies
-    if ADJACENT:
-        partner = place ^ 1
-        frequency = place // 2
-        low = place % 2 == 0
-    else:
-        low = place < frequencies
-        partner = tl.where(low, place + frequencies, place - frequencies)
-        frequency = place % frequencies
-    partner = tl.where(rotates, partner, place)
+    rotates, partner, frequency, low = partners(place, frequencies, ADJACENT)
     axis = tl.load(axes + frequency, mask=rotates, other=0)
     time = tl.load(positions + sequence)
     height = tl.load(positions + tokens + sequence)

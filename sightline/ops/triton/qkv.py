@@ -26,6 +26,21 @@ def normed(x, weight, sum_of_squares, eps, head_dim: tl.constexpr):
     return (scaled.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
 
 
+@triton.jit
+def partners(place, frequencies: tl.constexpr, ADJACENT: tl.constexpr):
+    """Of places of a head: whether they rotate, against which, by which frequency, whether as the first of their pair."""
+    rotates = place < 2 * frequencies
+    if ADJACENT:
+        partner = place ^ 1
+        frequency = place // 2
+        low = place % 2 == 0
+    else:
+        low = place < frequencies
+        partner = tl.where(low, place + frequencies, place - frequencies)
+        frequency = place % frequencies
+    return rotates, tl.where(rotates, partner, place), frequency, low
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _rotate_and_store(
     qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
@@ -37,16 +52,7 @@ def _rotate_and_store(
     place = tl.arange(0, BLOCK_DIM)
     in_head = place < head_dim
     inside = (head < heads + 2 * kv_heads)[:, None] & in_head[None, :]
-    rotates = place < 2 * frequencies
-    if ADJACENT:
-        partner = place ^ 1
-        frequency = place // 2
-        low = place % 2 == 0
-    else:
-        low = place < frequencies
-        partner = tl.where(low, place + frequencies, place - frequencies)
-        frequency = place % frequencies
-    partner = tl.where(rotates, partner, place)
+    rotates, partner, frequency, low = partners(place, frequencies, ADJACENT)
     source = qkv + token * (heads + 2 * kv_heads) * head_dim + head[:, None] * head_dim
     x = tl.load(source + place[None, :], mask=inside, other=0.0)
     other = tl.load(source + partner[None, :], mask=inside, other=0.0)
