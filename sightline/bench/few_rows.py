@@ -31,6 +31,10 @@ _GRID = (  # columns, inner, warps, stages
     (32, 256, 4, 6), (64, 64, 4, 4), (64, 64, 4, 7), (64, 128, 4, 4), (64, 128, 4, 6), (64, 128, 8, 4), (64, 256, 8, 4),
     (128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 4), (128, 128, 8, 4), (256, 64, 8, 4),
 )  # fmt: skip
+_GRID_WEIGHT_LEFT = (
+    (64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (128, 64, 4, 4),
+    (128, 64, 4, 6), (128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 8, 4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ def matrices_of(text: TextSpec) -> list[Matrix]:
 def candidates(matrix: Matrix, bucket: int) -> list[Tiling]:
     """Tilings of the grid that fit into a multiprocessor and give the chip enough to do, with the splits that do."""
     found = []
-    for columns, inner, warps, stages in _GRID:
+    grid = [(*cut, False) for cut in _GRID] + [(*cut, True) for cut in _GRID_WEIGHT_LEFT]
+    for columns, inner, warps, stages, weight_left in grid:
         per_stage = 2 * inner * (columns * (2 if matrix.gated else 1) + bucket)
         tiles, steps = -(-matrix.width // columns), -(-matrix.size // inner)
         if stages * per_stage > _SHARED or (bucket == 64 and columns < 32):
@@ -94,7 +99,7 @@ def candidates(matrix: Matrix, bucket: int) -> list[Tiling]:
         for split in (1,) if matrix.gated else _SPLITS:
             programs = tiles * split
             enough = programs >= _FEWEST_PROGRAMS and steps // split >= stages
-            tiling = Tiling(columns, inner, split, warps, stages)
+            tiling = Tiling(columns, inner, split, warps, stages, weight_left)
             if enough and (split == 1 or programs <= _MOST_PROGRAMS) and fits_scratch(bucket, matrix.width, tiling):
                 found.append(tiling)
     return found
@@ -147,10 +152,10 @@ def table_lines(choices: Sequence[Choice]) -> list[str]:
         for one in choices:
             if one.matrix.gated == gated and one.gains:
                 tiling = one.tiling
-                early = ", early=True" if tiling.early else ""
+                more = ", weight_left=True" * tiling.weight_left + ", early=True" * tiling.early
                 lines.append(
                     f"    ({one.bucket}, {one.matrix.width}, {one.matrix.size}): Tiling({tiling.columns}, {tiling.inner}, "
-                    f"split={tiling.split}, warps={tiling.warps}, stages={tiling.stages}{early}),  # {one.matrix.name}"
+                    f"split={tiling.split}, warps={tiling.warps}, stages={tiling.stages}{more}),  # {one.matrix.name}"
                 )
         lines.append("}")
     return lines

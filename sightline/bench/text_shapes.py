@@ -10,6 +10,7 @@ import torch
 from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_arguments
 from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
+from sightline.ops.key_items import KeyItems, share_keys
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 
 
@@ -128,17 +129,28 @@ def _attend_new_tokens(at: Setting) -> Iterator[Case]:
     """Steps of decoding, whose new keys and values go to the ends of their last pages."""
     table, page_size = _rotary_table(at), EngineConfig().page_size
 
-    def make(case: Case, context: int) -> Arguments:
+    def make(case: Case, listed: bool) -> Arguments:
         arguments = case.make()
         del arguments["q"]
-        pages = arguments["page_table"]
-        slots = pages[:, (context - 1) // page_size].long() * page_size + (context - 1) % page_size
-        return {**_projection(at, len(pages), table), **arguments, "slots": slots}
+        pages, contexts = arguments["page_table"], arguments["context_lengths_host"]
+        last = at.tensor(contexts).long() - 1
+        slots = pages.gather(1, (last // page_size)[:, None])[:, 0].long() * page_size + last % page_size
+        made = {**_projection(at, len(pages), table), **arguments, "slots": slots}
+        if listed:
+            shared = share_keys(contexts, len(contexts) + 1024 // at.spec.text.num_kv_heads, 128)
+            made["key_items"] = KeyItems(**{name: at.tensor(values.tolist()) for name, values in shared.items()})
+        return made
 
     for context in at.sizes.contexts:
         for sequences in at.sizes.decode_rows:
             case = _paged(at, 1, (context,) * sequences, f"{sequences} x 1 over {context}")
-            yield replace(case, make=partial(make, case, context))
+            yield replace(case, make=partial(make, case, False))
+    short, *_, long = at.sizes.contexts
+    for sequences in at.sizes.decode_rows[1:]:
+        contexts = (long, *(short,) * (sequences - 1))
+        for listed, how in ((False, "in equal parts"), (True, "by a list")):
+            case = _paged(at, 1, contexts, f"{sequences} x 1 over {short}, one {long}, {how}")
+            yield replace(case, make=partial(make, case, listed))
 
 
 def _paged_attention(at: Setting) -> Iterator[Case]:

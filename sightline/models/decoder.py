@@ -46,6 +46,7 @@ class Attention(nn.Module):
             batch.context_lengths,
             batch.query_lengths_host,
             batch.context_lengths_host,
+            batch.key_items,
         )
         return attended.flatten(1)
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sightline.ops.key_items import KeyItems
+
 
 @dataclass(frozen=True)
 class WindowLayout:
@@ -45,6 +47,7 @@ class ForwardBatch:
     vision_rows: torch.Tensor | None  # [rows, row_width]: the merged row, then one per deepstack tap
     row_index: torch.Tensor | None  # [tokens] int64: row of vision_rows, -1 for text
     logit_index: torch.Tensor  # [wanted] int64: tokens whose logits are wanted
+    key_items: KeyItems | None = None  # where contexts are of very different lengths
 
 
 @dataclass(frozen=True)

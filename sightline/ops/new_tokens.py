@@ -7,6 +7,7 @@ import torch
 
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.key_items import KeyItems, share_keys
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import Pairing, RotaryTable, make_rotary_table, mrope_axes
@@ -34,7 +35,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         tokens, frequencies = sum(queries), rotary_dim // 2
         sections = (frequencies - 2 * (frequencies // 3), frequencies // 3, frequencies // 3)
         starts = [sum(queries[:count]) for count in range(len(queries) + 1)]
-        yield {
+        example = {
             "qkv": make.normal(tokens, heads + 2 * kv_heads, head_dim),
             "q_weight": make.normal(head_dim) if norms else None,
             "k_weight": make.normal(head_dim) if norms else None,
@@ -52,6 +53,10 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
             "query_lengths_host": queries,
             "context_lengths_host": contexts,
         }
+        yield example
+        if tokens == len(queries) > 1:
+            shared = share_keys(contexts, len(contexts) + 13, 64)
+            yield {**example, "key_items": KeyItems(**{name: make.tensor(values) for name, values in shared.items()})}
 
 
 # In bfloat16 a key may round to its other neighbour; scores and weights move with it.
@@ -73,10 +78,12 @@ def attend_new_tokens(
     context_lengths: torch.Tensor,
     query_lengths_host: tuple[int, ...],
     context_lengths_host: tuple[int, ...],
+    key_items: KeyItems | None = None,
 ) -> torch.Tensor:
     """rotate_and_store, whose arguments come first, and paged_attention. Returns [tokens, heads, head_dim].
 
-    Slots are where the page table has the newest tokens of each sequence.
+    Slots are where the page table has the newest tokens of each sequence. key_items, where each has one new token: how a kernel
+    is to share out their keys.
     """
     q = rotate_and_store.definition(qkv, q_weight, k_weight, eps, positions, table, axes, pairing, k_cache, v_cache, slots)
     return paged_attention.definition(
@@ -102,6 +109,7 @@ def attend_new_tokens_in_two(
     context_lengths: torch.Tensor,
     query_lengths_host: tuple[int, ...],
     context_lengths_host: tuple[int, ...],
+    key_items: KeyItems | None = None,
 ) -> torch.Tensor:
     q = rotate_and_store(qkv, q_weight, k_weight, eps, positions, table, axes, pairing, k_cache, v_cache, slots)
     return paged_attention(

@@ -26,18 +26,22 @@ from sightline.models.model import VisionLanguageModel
 from sightline.ops.attention import paged_attention
 from sightline.ops.capture import Capture, Replay
 from sightline.ops.dispatch import twins_are_on
+from sightline.ops.key_items import KeyItems, share_keys
 from sightline.ops.pages import is_worth_gathering
 from sightline.run.batch import PackedBatch, known_tokens
 from sightline.vision.transfer import send
 
 DECODING = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # sequences
-UNEVEN = (8, 16, 32, 64, 128, 256)  # sequences, one of them much longer than the others: its keys are split into more parts
+UNEVEN = (8, 16, 32, 64, 128, 256)  # sequences, one of them much longer than the others: a list shares out their keys
 _LONG = 8192  # tokens; a shorter context holds nobody up
 _MUCH_LONGER = 4  # than the average
 _SMALL_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MIXED_TOKENS = (*_SMALL_TOKENS, *range(1152, 2305, 128))
 MIXED_SEQUENCES = (8, 64)
 _KEYS_AT_ONCE = 128  # rows that gathered sequences begin at a multiple of
+_KEY_PROGRAMS = 1024  # that keys of uneven sequences are shared out to, at least
+_KEYS_OF_A_PART = 128  # or a multiple of it
+_LIST = "key_items."
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class StepGraphs:
 
     def _recorded(self, bucket: Bucket) -> "tuple[_Inputs, Replay, torch.Tensor]":
         if bucket not in self._graphs:
-            inputs = _Inputs(bucket, self._device)
+            inputs = _Inputs(bucket, self._device, self._caches[0].keys.shape[2])
             static = self._static_batch(bucket, inputs)
 
             def compute() -> torch.Tensor:
@@ -149,12 +153,11 @@ class StepGraphs:
     def _static_batch(self, bucket: Bucket, inputs: "_Inputs") -> ForwardBatch:
         """What the graph reads. The longest length on the host bounds the real ones: kernels take those from the device."""
         lengths = (1,) * bucket.sequences if bucket.decoding else (bucket.tokens,) + (1,) * (bucket.sequences - 1)
-        others = 1 if bucket.uneven else self._longest
         return ForwardBatch(
             **inputs.on_device(),
             page_table=self._page_table[: bucket.sequences],
             query_lengths_host=lengths,
-            context_lengths_host=(self._longest,) + (others,) * (bucket.sequences - 1),
+            context_lengths_host=(self._longest,) * bucket.sequences,
             vision_rows=None if bucket.decoding else self._vision_rows,
         )
 
@@ -162,7 +165,7 @@ class StepGraphs:
 class _Inputs:
     """The integers that a bucket's graph reads, side by side in one buffer, so that one copy brings them all."""
 
-    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+    def __init__(self, bucket: Bucket, device: torch.device, kv_heads: int) -> None:
         self._bucket = bucket
         tokens, sequences = bucket.tokens, bucket.sequences
         self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
@@ -174,6 +177,10 @@ class _Inputs:
             "query_starts": (torch.int32, (sequences + 1,)),
             "context_lengths": (torch.int32, (sequences,)),
         }
+        self._items = sequences + -(-_KEY_PROGRAMS // kv_heads)
+        if bucket.uneven:
+            lists = {"sequence": self._items, "part": self._items, "first": sequences + 1, "size": 1}
+            self._fields |= {f"{_LIST}{name}": (torch.int32, (count,)) for name, count in lists.items()}
         self._bytes = sum(_aligned(_size(dtype, shape)) for dtype, shape in self._fields.values())
         self._buffer = torch.zeros(self._bytes, dtype=torch.uint8, device=device)
 
@@ -181,6 +188,9 @@ class _Inputs:
         views: dict[str, Any] = dict(self._views(self._buffer))
         if self._bucket.decoding:
             views["row_index"] = None
+        listed = {name: views.pop(name) for name in list(views) if name.startswith(_LIST)}
+        if listed:
+            views["key_items"] = KeyItems(**{name.removeprefix(_LIST): view for name, view in listed.items()})
         return views
 
     def _views(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -204,6 +214,10 @@ class _Inputs:
         # When decoding, every place is a sequence of one query; else those beyond have none.
         beyond = self._bucket.sequences - sequences
         host["query_starts"][sequences + 1 :] = count + (np.arange(1, beyond + 1) if self._bucket.decoding else 0)
+        if self._bucket.uneven:
+            contexts = batch.context_lengths_host + (0,) * (self._bucket.sequences - sequences)
+            for name, values in share_keys(contexts, self._items, _KEYS_OF_A_PART).items():
+                host[f"{_LIST}{name}"][:] = values
         self._buffer.copy_(staging, non_blocking=True)
 
 

@@ -30,12 +30,12 @@ def test_matrices_of_a_model(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-# Red if tilings are tried that cannot run, or that leave most of the chip idle, or too many for a sweep of a minute.
+# Red if tilings are tried that cannot run, or that leave most of the chip idle, or too many for a sweep of some minutes.
 @pytest.mark.parametrize("bucket", [16, 32, 64])
 def test_candidates_fit_and_fill_the_chip(bucket: int) -> None:
     for matrix in (OUT, Matrix("down", 4096, 12288), Matrix("gate_up", 12288, 4096, gated=True), Matrix("head", 151936, 4096)):
         found = candidates(matrix, bucket)
-        assert 4 <= len(found) == len(set(found)) <= 90
+        assert 4 <= len(found) == len(set(found)) <= 120
         for tiling in found:
             both = 2 if matrix.gated else 1
             assert 2 * tiling.inner * tiling.stages * (both * tiling.columns + bucket) <= 227 * 1024
@@ -65,7 +65,7 @@ def test_each_bucket_has_its_own_choice() -> None:
 def test_the_lines_are_the_table() -> None:
     gate_up = Matrix("gate_up", 12288, 4096, gated=True)
     faster, slower = {1: 10.0}, {1: 20.0}
-    early = Tiling(32, 64, 1, 4, 6, early=True)
+    early = Tiling(64, 64, 1, 4, 6, weight_left=True, early=True)
     choices = [
         Choice(OUT, 16, A, faster, slower),
         Choice(OUT, 32, B, slower, faster),
@@ -110,3 +110,4 @@ def test_a_sweep_on_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     timed = [one for one in kept["costs"] if one["microseconds"] is not None]
     assert len(timed) > 0.8 * len(kept["costs"]) and all(one["captured"] and one["error"] < 0.01 for one in timed)
     assert any(one["tiling"] and one["tiling"]["early"] for one in timed)
+    assert any(one["tiling"] and one["tiling"]["weight_left"] for one in timed)

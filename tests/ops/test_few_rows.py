@@ -41,8 +41,9 @@ def test_few_rows_with_shared_sums(device: str, split: int) -> None:
     for rows, width, size in ((1, 40, 512), (3, 33, 200), (17, 64, 320), (64, 48, 72)):  # some parts have nothing to add
         x, weight, bias = draw(device, rows, size), draw(device, width, size, seed=1), draw(device, width, seed=2)
         exact = F.linear(x.double(), weight.double(), bias.double())
-        found = run_linear(x, weight, bias, Tiling(16, 64, split, 4, 3))
-        assert error(found, exact) <= 1.1 * error(F.linear(x, weight, bias), exact) + 1e-6
+        for tiling in (Tiling(16, 64, split, 4, 3), Tiling(64, 64, split, 4, 3, weight_left=True)):
+            found = run_linear(x, weight, bias, tiling)
+            assert error(found, exact) <= 1.1 * error(F.linear(x, weight, bias), exact) + 1e-6
     assert not few_rows._scratch(x.device).arrived.any()
 
 
@@ -50,7 +51,7 @@ def test_few_rows_with_shared_sums(device: str, split: int) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_few_rows_do_not_know_their_neighbours(device: str) -> None:
     x, weight = draw(device, 16, 512), draw(device, 96, 512, seed=1)
-    for tiling in (Tiling(32, 64, 1, 4, 4), Tiling(32, 64, 4, 4, 4)):
+    for tiling in (Tiling(32, 64, 1, 4, 4), Tiling(32, 64, 4, 4, 4), Tiling(64, 64, 4, 4, 4, weight_left=True)):
         together = run_linear(x, weight, None, tiling)
         for rows in (slice(0, 1), slice(5, 8), slice(3, 16)):
             assert torch.equal(run_linear(x[rows].contiguous(), weight, None, tiling), together[rows])
@@ -66,7 +67,8 @@ def test_few_rows_beyond_the_scratch_memory(device: str) -> None:
 
 REAL = {"qkv": (6144, 4096), "out": (4096, 4096), "down": (4096, 12288)}
 TILINGS = (
-    Tiling(32, 128, 4, 4, 6), Tiling(64, 128, 2, 4, 4), Tiling(16, 256, 1, 4, 4), Tiling(32, 128, 4, 4, 4, early=True)
+    Tiling(32, 128, 4, 4, 6), Tiling(64, 128, 2, 4, 4), Tiling(16, 256, 1, 4, 4), Tiling(32, 128, 4, 4, 4, early=True),
+    Tiling(64, 128, 2, 4, 4, weight_left=True), Tiling(128, 64, 4, 8, 4, weight_left=True, early=True),
 )  # fmt: skip
 
 
@@ -88,7 +90,12 @@ def test_gate_and_up_are_rounded_as_separate_ops_are(rows: int) -> None:
     exact = F.silu(gate) * up
     gate, up = F.linear(x, weight).chunk(2, dim=-1)
     library = F.silu(gate) * up
-    for tiling in {Tiling(32, 128, 1, 4, 4), Tiling(32, 64, 1, 4, 6, early=True), *LINEAR_SILU_MUL.values()}:
+    for tiling in {
+        Tiling(32, 128, 1, 4, 4),
+        Tiling(32, 64, 1, 4, 6, early=True),
+        Tiling(64, 64, 1, 4, 4, weight_left=True),
+        *LINEAR_SILU_MUL.values(),
+    }:
         found = run_linear_silu_mul(x, weight, tiling)
         assert error(found, exact) <= 1.1 * error(library, exact)
         assert (found == library).float().mean() > 0.9  # sums in another order round otherwise now and then
@@ -125,8 +132,8 @@ def test_an_early_start_waits_for_its_input() -> None:
     def chain(early: bool) -> torch.Tensor:
         value = x
         for _ in range(20):
-            inner = run_linear_silu_mul(value, up, Tiling(32, 128, 1, 4, 4, early))
-            value = run_linear(inner, down, None, Tiling(32, 128, 4, 4, 4, early))
+            inner = run_linear_silu_mul(value, up, Tiling(32, 128, 1, 4, 4, early=early))
+            value = run_linear(inner, down, None, Tiling(32, 128, 4, 4, 4, early=early))
             value = value / value.float().norm(dim=-1, keepdim=True).to(value.dtype) * 8
         return value
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_LEAST, _MOST = 17, 1024  # rows: for fewer nothing is gained, and for longer kernels neither
+_MOST = 1024  # rows; for longer kernels nothing is gained
 
 
 @triton.jit
@@ -24,12 +24,20 @@ def wait_for_inputs(EARLY: tl.constexpr):
         gdc_wait()
 
 
+@triton.jit
+def let_the_next_start(EARLY: tl.constexpr):
+    """From a kernel that does not start early itself, when its long part is done."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
 def early_start(rows: int, device: torch.device) -> dict[str, Any]:
     """Arguments of a launch whose kernel has a constant EARLY."""
-    early = _LEAST <= rows <= _MOST and _is_possible(device)
+    early = rows <= _MOST and starts_early(device)
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 @functools.cache
-def _is_possible(device: torch.device) -> bool:
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels can on this device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -4,6 +4,9 @@ A program multiplies all rows with COLUMNS rows of the weight, INNER numbers at 
 Where such tiles are too few or too unequal for the chip, `split` programs share the sums of one tile: each writes its part to
 scratch memory and counts itself; the one that arrives last adds the parts, always in the same order, and writes the result. So
 results are the same bits each time, and a row's do not depend on the rows beside it as long as the tiling is the same.
+
+The matrix units of a Hopper chip that read their operands from shared memory want 64 rows on the left: the weight can give
+them, the few rows cannot. So a tiling says which of the two stands there.
 """
 
 import functools
@@ -13,10 +16,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from sightline.ops.linear import FEW_ROWS, TWO_OPS, linear, linear_silu_mul
 from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.triton.early_start import let_the_next_start, starts_early
 from sightline.ops.triton.few_rows_table import (
     COUNTERS,
     LINEAR,
@@ -43,20 +47,37 @@ def _fetch(weight, source, size, first, last, INNER: tl.constexpr, AHEAD: tl.con
 
 
 @triton.jit
-def _inputs(x, row, rows, size, inner, EVEN: tl.constexpr):
-    inside = row[:, None] < rows
+def _inputs(x, row, rows, size, inner, EVEN: tl.constexpr, WEIGHT_LEFT: tl.constexpr):
+    """[ROWS, INNER], or [INNER, ROWS] where they are the right operand."""
+    if WEIGHT_LEFT:
+        row, inner = row[None, :], inner[:, None]
+    else:
+        row, inner = row[:, None], inner[None, :]
+    inside = row < rows
     if not EVEN:
-        inside = inside & (inner[None, :] < size)
-    return tl.load(x + row[:, None] * size + inner[None, :], mask=inside, other=0.0, eviction_policy="evict_last")
+        inside = inside & (inner < size)
+    return tl.load(x + row * size + inner, mask=inside, other=0.0, eviction_policy="evict_last")
 
 
 @triton.jit
-def _weights(weight, source, size, inner, EVEN: tl.constexpr):
-    """[INNER, COLUMNS]: rows of the weight as columns."""
-    place = weight + source[None, :] * size + inner[:, None]
+def _weights(weight, source, size, inner, EVEN: tl.constexpr, WEIGHT_LEFT: tl.constexpr):
+    """[INNER, COLUMNS]: rows of the weight as columns; [COLUMNS, INNER] where they are the left operand."""
+    if WEIGHT_LEFT:
+        source, inner = source[:, None], inner[None, :]
+    else:
+        source, inner = source[None, :], inner[:, None]
+    place = weight + source * size + inner
     if EVEN:
         return tl.load(place, eviction_policy="evict_first")
-    return tl.load(place, mask=inner[:, None] < size, other=0.0, eviction_policy="evict_first")
+    return tl.load(place, mask=inner < size, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _add_product(total, inputs, weights, WEIGHT_LEFT: tl.constexpr):
+    if WEIGHT_LEFT:
+        return tl.dot(weights, inputs, total)
+    else:
+        return tl.dot(inputs, weights, total)
 
 
 @triton.jit
@@ -70,7 +91,8 @@ def _finish(total, bias, out, row, column, rows, width, HAS_BIAS: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "split"])
 def _linear(
     x, weight, bias, out, parts, arrived, rows, width, size, split, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, JOIN: tl.constexpr, AHEAD: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, JOIN: tl.constexpr, WEIGHT_LEFT: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part of one tile. parts [split, rows, width], arrived [tiles]: how many parts of a tile are written, 0 in the end."""
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -81,14 +103,17 @@ def _linear(
     each = tl.cdiv(steps, split)
     first = part * each
     last = tl.minimum(first + each, steps)
-    if AHEAD:  # the next kernel may start; weights are nobody's result, all else waits for the kernel before
-        gdc_launch_dependents()
+    if AHEAD:  # weights are nobody's result, all else waits for the kernel before
         _fetch(weight, source, size, first, last, INNER, AHEAD)
         gdc_wait()
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    total = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
     for step in range(first, last):
         inner = step * INNER + tl.arange(0, INNER)
-        total = tl.dot(_inputs(x, row, rows, size, inner, EVEN), _weights(weight, source, size, inner, EVEN), total)
+        inputs = _inputs(x, row, rows, size, inner, EVEN, WEIGHT_LEFT)
+        total = _add_product(total, inputs, _weights(weight, source, size, inner, EVEN, WEIGHT_LEFT), WEIGHT_LEFT)
+    let_the_next_start(EARLY)
+    if WEIGHT_LEFT:
+        total = tl.trans(total)
     if JOIN:
         inside = (row[:, None] < rows) & (column[None, :] < width)
         place = parts + row[:, None] * width + column[None, :]
@@ -107,7 +132,7 @@ def _linear(
 @triton.jit(do_not_specialize=["rows"])
 def _linear_silu_mul(
     x, weight, out, rows, width, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
-    AHEAD: tl.constexpr,
+    WEIGHT_LEFT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The same columns of gate and up in one program. width: of the result, half of the weight's rows."""
     row = tl.arange(0, ROWS)
@@ -115,17 +140,19 @@ def _linear_silu_mul(
     source = tl.minimum(column, width - 1).to(tl.int64)
     steps = tl.cdiv(size, INNER)
     if AHEAD:
-        gdc_launch_dependents()
         _fetch(weight, source, size, 0, steps, INNER, AHEAD)
         _fetch(weight, source + width, size, 0, steps, INNER, AHEAD)
         gdc_wait()
-    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
-    up = tl.zeros((ROWS, COLUMNS), tl.float32)
+    gate = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
     for step in range(steps):
         inner = step * INNER + tl.arange(0, INNER)
-        left = _inputs(x, row, rows, size, inner, EVEN)
-        gate = tl.dot(left, _weights(weight, source, size, inner, EVEN), gate)
-        up = tl.dot(left, _weights(weight, source + width, size, inner, EVEN), up)
+        inputs = _inputs(x, row, rows, size, inner, EVEN, WEIGHT_LEFT)
+        gate = _add_product(gate, inputs, _weights(weight, source, size, inner, EVEN, WEIGHT_LEFT), WEIGHT_LEFT)
+        up = _add_product(up, inputs, _weights(weight, source + width, size, inner, EVEN, WEIGHT_LEFT), WEIGHT_LEFT)
+    let_the_next_start(EARLY)
+    if WEIGHT_LEFT:
+        gate, up = tl.trans(gate), tl.trans(up)
     kind = out.dtype.element_ty  # rounded where the separate ops round
     gate = gate.to(kind).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
@@ -164,7 +191,7 @@ def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     _linear[grid](
         x, weight, out if bias is None else bias, out, scratch.parts, scratch.arrived, rows, width, size, tiling.split,
         bias is not None, row_bucket(rows), tiling.columns, tiling.inner, size % tiling.inner == 0, tiling.split > 1,
-        **_launch(tiling),
+        **_launch(tiling, x.device),
     )  # fmt: skip
     return out
 
@@ -177,13 +204,14 @@ def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -
     out = x.new_empty(rows, width)
     _linear_silu_mul[(triton.cdiv(width, tiling.columns),)](
         x, weight, out, rows, width, size, row_bucket(rows), tiling.columns, tiling.inner, size % tiling.inner == 0,
-        **_launch(tiling),
+        **_launch(tiling, x.device),
     )  # fmt: skip
     return out
 
 
-def _launch(tiling: Tiling) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages, "AHEAD": 0}
+def _launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages, "WEIGHT_LEFT": tiling.weight_left}
+    options |= {"AHEAD": 0, "EARLY": starts_early(device)}
     if tiling.early:
         options |= {"AHEAD": next_power_of_2(tiling.stages), "launch_pdl": True}
     return options

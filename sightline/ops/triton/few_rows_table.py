@@ -13,6 +13,7 @@ class Tiling:
     split: int  # programs that share the sums of a tile
     warps: int
     stages: int  # loads under way, plus one
+    weight_left: bool = False  # the weight is the left operand of the product, for matrix units that want 64 rows there
     early: bool = False  # starts while the kernel before it ends, and fetches its first weights into the chip's cache
 
 
@@ -33,10 +34,12 @@ def fits_scratch(rows: int, width: int, tiling: Tiling) -> bool:
 Key = tuple[int, int, int]  # rows at most (16, 32 or 64), columns of the result, size of a row
 
 LINEAR: dict[Key, Tiling] = {
-    (16, 4096, 4096): Tiling(32, 128, split=2, warps=4, stages=4),  # out
-    (32, 4096, 4096): Tiling(32, 128, split=2, warps=4, stages=4),  # out
-    (16, 4096, 12288): Tiling(32, 128, split=2, warps=4, stages=6),  # down
-    (32, 4096, 12288): Tiling(64, 256, split=2, warps=8, stages=4, early=True),  # down
+    (16, 6144, 4096): Tiling(64, 128, split=1, warps=4, stages=6, weight_left=True),  # qkv
+    (32, 6144, 4096): Tiling(64, 128, split=1, warps=4, stages=6, weight_left=True),  # qkv
+    (16, 4096, 4096): Tiling(64, 128, split=2, warps=4, stages=4, weight_left=True),  # out
+    (32, 4096, 4096): Tiling(64, 128, split=2, warps=4, stages=4, weight_left=True),  # out
+    (16, 4096, 12288): Tiling(64, 128, split=2, warps=4, stages=6, weight_left=True),  # down
+    (32, 4096, 12288): Tiling(64, 128, split=2, warps=4, stages=6, weight_left=True),  # down
     (64, 4096, 12288): Tiling(64, 128, split=2, warps=8, stages=4, early=True),  # down
     (16, 151936, 4096): Tiling(64, 128, split=1, warps=4, stages=4),  # head
     (32, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4, early=True),  # head
@@ -44,6 +47,6 @@ LINEAR: dict[Key, Tiling] = {
 }
 LINEAR_SILU_MUL: dict[Key, Tiling] = {
     (16, 12288, 4096): Tiling(32, 128, split=1, warps=4, stages=4),  # gate_up
-    (32, 12288, 4096): Tiling(64, 64, split=1, warps=4, stages=4),  # gate_up: as fast as the library, and one launch less
-    (64, 12288, 4096): Tiling(64, 64, split=1, warps=4, stages=4),  # gate_up
+    (32, 12288, 4096): Tiling(128, 128, split=1, warps=8, stages=3, weight_left=True),  # gate_up
+    (64, 12288, 4096): Tiling(64, 64, split=1, warps=4, stages=4, weight_left=True),  # gate_up
 }

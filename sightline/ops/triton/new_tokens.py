@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sightline.ops.key_items import KeyItems
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.new_tokens import attend_new_tokens
 from sightline.ops.rotary import Pairing, RotaryTable
@@ -18,9 +19,11 @@ from sightline.ops.triton.paged_attention import (
     KEYS,
     ROWS,
     attend_keys,
+    join_items,
     join_keys,
     part_of_keys,
     precision,
+    split_items,
     split_keys,
     write_part,
 )
@@ -41,18 +44,27 @@ def _turned(x, other, gain, other_gain, cos, sin, eps, NORMS: tl.constexpr, head
 @triton.jit(do_not_specialize=["max_pages", "tokens"])
 def _attend_new(
     qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, k_cache, v_cache, slots, page_table, context_lengths,
-    maxima, sums, partial, out, scale, tokens, max_pages,
+    item_sequence, item_part, item_size, maxima, sums, partial, out, scale, tokens, max_pages,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr, page_size: tl.constexpr,
     NORMS: tl.constexpr, ADJACENT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, LISTED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0)
+    """LISTED: a program's sequence and part are in a list; else every sequence has PARTS parts."""
     kv_head = tl.program_id(1)
-    part = tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
-    # Lengths and positions were on the device before the step began; of its kernels only the projection is waited for.
-    context = tl.load(context_lengths + sequence)
-    first, end = part_of_keys(context, part, PARTS, KEYS)
+    # Lists, lengths and positions were on the device before the step began; of its kernels only the projection is waited for.
+    if LISTED:
+        listed = tl.load(item_sequence + tl.program_id(0))
+        sequence = tl.maximum(listed, 0)
+        part = tl.load(item_part + tl.program_id(0))
+        size = tl.load(item_size)
+        context = tl.where(listed < 0, 0, tl.load(context_lengths + sequence))
+        first, end = part * size, part * size + size
+    else:
+        sequence = tl.program_id(0)
+        part = tl.program_id(2)
+        context = tl.load(context_lengths + sequence)
+        first, end = part_of_keys(context, part, PARTS, KEYS)
     place = tl.arange(0, head_dim)
     rotates, partner, frequency, low = partners(place, frequencies, ADJACENT)
     axis = tl.load(axes + frequency, mask=rotates, other=0)
@@ -97,8 +109,10 @@ def _attend_new(
             kv_heads, head_dim, page_size, KEYS, PRECISION,
         )  # fmt: skip
         own = (sequence.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :]
-        at = (sequence * heads + head) * PARTS
-        write_part(highest, total, values, maxima, sums, partial, out, own, at, part, mine, head_dim, PARTS)
+        at = tl.program_id(0) * heads + head
+        if not LISTED:
+            at = at * PARTS + part
+        write_part(highest, total, values, maxima, sums, partial, out, own, at, mine, head_dim, PARTS == 1 and not LISTED)
 
 
 def _takes(
@@ -118,6 +132,7 @@ def _takes(
     context_lengths: torch.Tensor,
     query_lengths_host: tuple[int, ...],
     context_lengths_host: tuple[int, ...],
+    key_items: KeyItems | None = None,
 ) -> bool:
     tokens, every, size = qkv.shape
     group = every // k_cache.shape[2] - 2
@@ -143,6 +158,7 @@ def attend_new_tokens_triton(
     context_lengths: torch.Tensor,
     query_lengths_host: tuple[int, ...],
     context_lengths_host: tuple[int, ...],
+    key_items: KeyItems | None = None,
 ) -> torch.Tensor:
     """One new token of each sequence."""
     sequences, every, head_dim = qkv.shape
@@ -152,12 +168,20 @@ def attend_new_tokens_triton(
     assert positions.is_contiguous() and positions.shape == (3, sequences)
     norms = q_weight is not None and k_weight is not None
     out = qkv.new_empty(sequences, heads, head_dim)
-    split = split_keys(sequences, heads, kv_heads, head_dim, context_lengths_host, qkv.device)
-    _attend_new[(sequences, kv_heads, split.parts)](
+    if key_items is None:
+        split = split_keys(sequences, heads, kv_heads, head_dim, context_lengths_host, qkv.device)
+        grid, listed = (sequences, kv_heads, split.parts), (slots, slots, slots)
+    else:
+        split = split_items(len(key_items.sequence), heads, head_dim, qkv.device)
+        grid, listed = (split.parts, kv_heads, 1), (key_items.sequence, key_items.part, key_items.size)
+    _attend_new[grid](
         qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, k_cache,
-        v_cache, slots, page_table, context_lengths, *split.scratch, out, head_dim**-0.5, sequences, page_table.shape[1],
-        heads, kv_heads, head_dim, len(axes), page_size, norms, pairing == "adjacent", split.parts, ROWS, KEYS, precision(qkv),
-        **split.launch,
+        v_cache, slots, page_table, context_lengths, *listed, *split.scratch, out, head_dim**-0.5, sequences,
+        page_table.shape[1], heads, kv_heads, head_dim, len(axes), page_size, norms, pairing == "adjacent",
+        split.parts if key_items is None else 1, ROWS, KEYS, precision(qkv), key_items is not None, **split.launch,
     )  # fmt: skip
-    join_keys(split, query_starts, context_lengths, out, all_single=True)
+    if key_items is None:
+        join_keys(split, query_starts, context_lengths, out, all_single=True)
+    else:
+        join_items(split, key_items, out)
     return out

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from sightline.ops.attention import attend_chunks, paged_attention
+from sightline.ops.key_items import KeyItems
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.early_start import early_start, wait_for_inputs
 
@@ -30,6 +31,7 @@ FEW_PARTS = 16  # (warps, blocks read ahead) of a program up to so many parts, a
 TUNED, TUNED_MANY_PARTS = (2, 4), (4, 2)
 ROWS = 16  # of the smallest matrix product
 _MOST_PARTS = 64
+_ITEMS_JOINED = 16  # parts at a time
 
 
 @triton.jit
@@ -66,15 +68,16 @@ def attend_keys(
 
 @triton.jit
 def write_part(
-    highest, total, values, maxima, sums, partial, out, own, at, part, mine, head_dim: tl.constexpr, PARTS: tl.constexpr
+    highest, total, values, maxima, sums, partial, out, own, at, mine, head_dim: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """at [ROWS]: of these heads in maxima and sums; own [ROWS, head_dim]: in out."""
-    if PARTS == 1:
+    """at [ROWS]: of these heads and this part in maxima and sums; own [ROWS, head_dim]: of the heads in out, if the part is
+    all there is."""
+    if WHOLE:
         tl.store(out + own, (values / total[:, None]).to(out.dtype.element_ty), mask=mine[:, None])
     else:
-        tl.store(maxima + at + part, highest, mask=mine)
-        tl.store(sums + at + part, total, mask=mine)
-        place = partial + (at + part).to(tl.int64)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
+        tl.store(maxima + at, highest, mask=mine)
+        tl.store(sums + at, total, mask=mine)
+        place = partial + at.to(tl.int64)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
         tl.store(place, values, mask=mine[:, None])
 
 
@@ -107,8 +110,8 @@ def _decode_part(
                 queries, highest, total, values, first, tl.minimum(end, context), k_cache, v_cache,
                 page_table + sequence * max_pages, kv_head, scale, kv_heads, head_dim, page_size, KEYS, PRECISION,
             )  # fmt: skip
-            at = (sequence * heads + head) * PARTS
-            write_part(highest, total, values, maxima, sums, partial, out, own, at, part, mine, head_dim, PARTS)
+            at = (sequence * heads + head) * PARTS + part
+            write_part(highest, total, values, maxima, sums, partial, out, own, at, mine, head_dim, PARTS == 1)
 
 
 @triton.jit
@@ -137,6 +140,37 @@ def _join(
         weight = tl.exp(own - tl.max(own, 0))
         joined = tl.sum(weight[:, None] * pieces, 0) / tl.sum(weight * sums_of_parts, 0)
         tl.store(out + (start.to(tl.int64) * heads + head) * head_dim + place, joined.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _join_items(
+    maxima, sums, partial, first_item, out, heads: tl.constexpr, head_dim: tl.constexpr, ITEMS: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One query of each sequence; ITEMS parts of it at a time."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(first_item + sequence)
+    last = tl.load(first_item + sequence + 1)
+    wait_for_inputs(EARLY)
+    place = tl.arange(0, head_dim)
+    highest = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    values = tl.zeros([head_dim], tl.float32)
+    for start in range(first, last, ITEMS):
+        item = start + tl.arange(0, ITEMS)
+        used = item < last
+        at = item * heads + head
+        own = tl.load(maxima + at, mask=used, other=float("-inf"))
+        sums_of_parts = tl.load(sums + at, mask=used, other=0.0)
+        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=used[:, None], other=0.0)
+        higher = tl.maximum(highest, tl.max(own, 0))
+        shrink = tl.exp(highest - higher)
+        weight = tl.exp(own - higher)
+        values = values * shrink + tl.sum(weight[:, None] * pieces, 0)
+        total = total * shrink + tl.sum(weight * sums_of_parts, 0)
+        highest = higher
+    tl.store(out + (sequence.to(tl.int64) * heads + head) * head_dim + place, (values / total).to(out.dtype.element_ty))
 
 
 def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
@@ -236,6 +270,21 @@ def split_keys(
     maxima = torch.empty(sequences if parts > 1 else 0, heads, parts, dtype=torch.float32, device=device)
     scratch = maxima, torch.empty_like(maxima), maxima.new_empty(*maxima.shape, head_dim)
     return Split(parts, scratch, {"num_warps": warps, "num_stages": stages, **early_start(sequences, device)})
+
+
+def split_items(items: int, heads: int, head_dim: int, device: torch.device) -> Split:
+    """For keys that a list shares out."""
+    maxima = torch.empty(items, heads, dtype=torch.float32, device=device)
+    scratch = maxima, torch.empty_like(maxima), maxima.new_empty(items, heads, head_dim)
+    warps, stages = TUNED
+    return Split(items, scratch, {"num_warps": warps, "num_stages": stages, **early_start(items, device)})
+
+
+def join_items(split: Split, items: KeyItems, out: torch.Tensor) -> None:
+    sequences, heads, head_dim = out.shape
+    _join_items[(sequences, heads)](
+        *split.scratch, items.first, out, heads, head_dim, _ITEMS_JOINED, **early_start(sequences, out.device)
+    )
 
 
 def join_keys(
