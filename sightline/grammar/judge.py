@@ -1,10 +1,12 @@
 """Compiles a grammar in a process of its own, whose time and memory are bounded: the library's limits do not cover everything.
 
-Intersections of regular expressions, say, can take minutes, and nothing can stop them in one's own process. Run as a file, so
-that it starts fast: it reads {"grammar": …, "limits": …} and writes what is wrong with the grammar, as JSON, or "".
+Intersections of regular expressions, say, can take minutes, and nothing can stop them in one's own process. Run as a file and
+without site-packages, so that it starts fast; its argument is the folder where this process finds the library. It reads
+{"grammar": …, "limits": …} and writes what is wrong with the grammar, as JSON, or "".
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import resource
@@ -20,8 +22,9 @@ WAIT_S = 120.0
 def judge(grammar: str, limits: dict[str, Any]) -> str:
     """What is wrong with a grammar, in the library's words; empty if nothing is."""
     question = json.dumps({"grammar": grammar, "limits": limits}).encode()
+    command = [sys.executable, "-I", "-S", __file__, _library_folder()]
     try:
-        done = subprocess.run([sys.executable, "-I", __file__], input=question, capture_output=True, timeout=WAIT_S)
+        done = subprocess.run(command, input=question, capture_output=True, timeout=WAIT_S)
     except subprocess.TimeoutExpired:
         return "too complex"
     if done.returncode < 0:  # killed
@@ -31,7 +34,15 @@ def judge(grammar: str, limits: dict[str, Any]) -> str:
     return str(json.loads(done.stdout))
 
 
+def _library_folder() -> str:
+    """Wherever this process would import it from: site-packages, those of a user, or PYTHONPATH."""
+    found = importlib.util.find_spec("llguidance")
+    assert found is not None and found.origin is not None, "llguidance is not installed"
+    return os.path.dirname(os.path.dirname(found.origin))
+
+
 def main() -> None:
+    sys.path.append(sys.argv[1])
     import llguidance
 
     os.nice(10)  # those who have an answer coming go first

@@ -7,7 +7,7 @@ import torch
 
 
 class DeviceTimer:
-    """Times a `with` block. On a GPU by events in its queue: `seconds` is read after something else waited for the device."""
+    """Times a `with` block. On a GPU by events in its queue: `seconds` waits for the last one, best after something else did."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -30,4 +30,7 @@ class DeviceTimer:
 
     @property
     def seconds(self) -> float:
-        return self._start.elapsed_time(self._end) / 1000 if self._cuda else self._host
+        if not self._cuda:
+            return self._host
+        self._end.synchronize()  # what was read of the block may have been ready a moment before its end
+        return self._start.elapsed_time(self._end) / 1000

@@ -94,7 +94,7 @@ def test_gate_and_up_are_rounded_as_separate_ops_are(rows: int) -> None:
         Tiling(32, 128, 1, 4, 4),
         Tiling(32, 64, 1, 4, 6, early=True),
         Tiling(64, 64, 1, 4, 4, weight_left=True),
-        *LINEAR_SILU_MUL.values(),
+        *(tiling for key, tiling in LINEAR_SILU_MUL.items() if key[0] >= row_bucket(rows)),  # others have no room for more
     }:
         found = run_linear_silu_mul(x, weight, tiling)
         assert error(found, exact) <= 1.1 * error(library, exact)

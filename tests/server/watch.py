@@ -14,10 +14,11 @@ import numpy as np
 from server import health_poller
 from server.media import image_part, png, text_part
 from server.running import ADMIN, RunningServer, wait_for
+from sightline.processors import available_processors
 
 HEALTH_S = 0.1  # the 99th of 100 answers of /health, less the time in which the machine had no processor for it
 _FILES = 4  # open files and threads that may be made on first use, in spite of the warm-up
-_THREADS = 10
+_THREADS = 10 + available_processors()  # one that decodes for each, made when there is work for it
 _MEMORY_MB = 200
 
 
