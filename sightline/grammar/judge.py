@@ -12,6 +12,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 CPU_S = 3  # of processor time, so that a busy machine judges as an idle one
@@ -38,7 +39,7 @@ def _library_folder() -> str:
     """Wherever this process would import it from: site-packages, those of a user, or PYTHONPATH."""
     found = importlib.util.find_spec("llguidance")
     assert found is not None and found.origin is not None, "llguidance is not installed"
-    return os.path.dirname(os.path.dirname(found.origin))
+    return str(Path(found.origin).parent.parent)
 
 
 def main() -> None:

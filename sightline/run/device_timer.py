@@ -7,7 +7,7 @@ import torch
 
 
 class DeviceTimer:
-    """Times a `with` block. On a GPU by events in its queue: `seconds` waits for the last one, best after something else did."""
+    """Times a `with` block. On a GPU by events in its queue: `seconds` waits for the last, if nobody else has."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
