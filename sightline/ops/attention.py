@@ -175,6 +175,11 @@ def paged_attention(
     return out
 
 
+def all_single(query_lengths_host: tuple[int, ...]) -> bool:
+    """Whether each sequence has one query. As many tokens as sequences do not mean that: a graph has room for either."""
+    return max(query_lengths_host, default=0) == 1
+
+
 def attend_chunks(
     out: torch.Tensor,
     q: torch.Tensor,

@@ -33,4 +33,4 @@ class DeviceTimer:
         if not self._cuda:
             return self._host
         self._end.synchronize()  # what was read of the block may have been ready a moment before its end
-        return self._start.elapsed_time(self._end) / 1000
+        return float(self._start.elapsed_time(self._end)) / 1000

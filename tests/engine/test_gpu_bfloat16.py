@@ -17,6 +17,7 @@ from sightline.config import Config, EngineConfig, ModelConfig
 from sightline.engine.engine import Engine
 from sightline.llm import LLM
 from sightline.ops.dispatch import definitions_only
+from sightline.run.step_graphs import Bucket
 from sightline.types import Request
 from sightline.vision.graphs import TowerGraphs
 from sightline.vision.tower_batch import Grid, make_tower_batch
@@ -73,6 +74,26 @@ def test_answers_are_right(llm: LLM, family: str, tiny_checkpoints: dict[str, Pa
         check(exact, rounded, request, run.tokens(number))
     graphs = run.engine.runner.step_graphs
     assert graphs is not None and len(graphs) > 3
+    exact.llm.close()
+    rounded.llm.close()
+
+
+def test_a_prompt_in_a_graph_of_as_many_tokens_as_sequences(llm: LLM, family: str, tiny_checkpoints: dict[str, Path]) -> None:
+    """Red when a step that has room for as many sequences as tokens is taken for one of single tokens."""
+    run = everything_on(llm, max_num_batched_tokens=60)
+    requests = [Subject.request_of(llm, user_turn(letter)) for letter in "abcdefghijkl"]
+    numbers = [run.add(request, tokens=60) for request in requests]
+    while not all(answer.sequence.output for answer in run.engine._answers.values()):
+        run.step()
+    requests.append(Subject.request_of(llm, user_turn("x" * 100)))
+    numbers.append(run.add(requests[-1], tokens=8))
+    run.run()
+    graphs = run.engine.runner.step_graphs
+    assert not run.errors and graphs is not None and Bucket(64, 64, False) in graphs._graphs
+    folder = tiny_checkpoints[family]
+    exact, rounded = Subject(folder, "cuda", torch.float32), Subject(folder, "cuda", torch.bfloat16)
+    for number, request in zip(numbers, requests, strict=True):
+        check(exact, rounded, request, run.tokens(number))
     exact.llm.close()
     rounded.llm.close()
 

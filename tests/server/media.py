@@ -10,9 +10,17 @@ from PIL import Image
 
 def png(seed: int, width: int = 96, height: int = 64) -> bytes:
     """A picture of blocks of colour, another one for each seed."""
+    return _picture(seed, width, height, "PNG")
+
+
+def jpeg(seed: int, width: int = 96, height: int = 64) -> bytes:
+    return _picture(seed, width, height, "JPEG")
+
+
+def _picture(seed: int, width: int, height: int, kind: str) -> bytes:
     colours = np.random.default_rng(seed).integers(0, 255, (height // 8, width // 8, 3), dtype=np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(colours.repeat(8, axis=0).repeat(8, axis=1)).save(buffer, "PNG")
+    Image.fromarray(colours.repeat(8, axis=0).repeat(8, axis=1)).save(buffer, kind)
     return buffer.getvalue()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from server import health_poller
-from server.media import image_part, png, text_part
+from server.media import image_part, jpeg, png, text_part
 from server.running import ADMIN, RunningServer, wait_for
 from sightline.processors import available_processors
 
@@ -118,8 +118,9 @@ def warm_up(server: RunningServer, again: bool = False) -> None:
         return
 
     def ask(number: int) -> None:
-        # A body of more than a few kB, so that threads share the work.
-        server.chat([image_part(9000 + number), text_part("What?")], max_tokens=4, user="x" * 10_000)
+        # A body of more than a few kB, so that threads share the work. A GPU has decoders of its own for JPEGs.
+        pictures = [image_part(9000 + number), image_part(jpeg(9000 + number))]
+        server.chat([*pictures, text_part("What?")], max_tokens=4, user="x" * 10_000)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(16)))

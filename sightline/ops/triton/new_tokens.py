@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sightline.ops.attention import all_single
 from sightline.ops.key_items import KeyItems
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.new_tokens import attend_new_tokens
@@ -136,7 +137,7 @@ def _takes(
 ) -> bool:
     tokens, every, size = qkv.shape
     group = every // k_cache.shape[2] - 2
-    single = len(query_lengths_host) == tokens > 0
+    single = len(query_lengths_host) == tokens and all_single(query_lengths_host)
     return runs_here(qkv) and single and size in (64, 128, 256) and group <= ROWS and qkv.is_contiguous()
 
 

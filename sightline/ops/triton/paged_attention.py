@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.attention import attend_chunks, paged_attention
+from sightline.ops.attention import all_single, attend_chunks, paged_attention
 from sightline.ops.key_items import KeyItems
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.early_start import early_start, wait_for_inputs
@@ -188,7 +188,7 @@ def _takes_decoding(
     query_lengths_host: tuple[int, ...],
     context_lengths_host: tuple[int, ...],
 ) -> bool:
-    return len(query_lengths_host) == q.shape[0] and _takes(q, k_cache)
+    return len(query_lengths_host) == q.shape[0] and all_single(query_lengths_host) and _takes(q, k_cache)
 
 
 # Contexts come from the device; those of the host only decide into how many parts the keys are split.
@@ -205,7 +205,7 @@ def decode_triton(
 ) -> torch.Tensor:
     """One query of each sequence."""
     out = torch.empty_like(q)
-    _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, context_lengths_host)
+    _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, context_lengths_host, only=True)
     return out
 
 
@@ -224,7 +224,8 @@ def paged_attention_triton(
     out = torch.empty_like(q)
     decoding = tuple(context for count, context in zip(query_lengths_host, context_lengths_host, strict=True) if count == 1)
     if decoding:
-        _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, decoding)
+        only = len(decoding) == len(query_lengths_host)
+        _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, decoding, only)
     if len(decoding) < len(query_lengths_host):
         attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host, skip_single=True)
     return out
@@ -239,8 +240,9 @@ def _decode(
     query_starts: torch.Tensor,
     context_lengths: torch.Tensor,
     contexts: tuple[int, ...],
+    only: bool,
 ) -> None:
-    """Fills the rows of sequences that have one query, whose contexts the host says to be `contexts`."""
+    """Fills the rows of sequences that have one query, whose contexts the host says to be `contexts`. `only`: all have."""
     _, heads, head_dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     sequences = context_lengths.shape[0]
@@ -250,7 +252,7 @@ def _decode(
         q, k_cache, v_cache, page_table, query_starts, context_lengths, *split.scratch, out, head_dim**-0.5,
         page_table.shape[1], heads, kv_heads, head_dim, page_size, split.parts, ROWS, KEYS, precision(q), **split.launch,
     )  # fmt: skip
-    join_keys(split, query_starts, context_lengths, out, all_single=len(q) == sequences)
+    join_keys(split, query_starts, context_lengths, out, all_single=only)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""Kernels for one query of each sequence are not for steps that merely have as many tokens as sequences."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from sightline.ops import attention
+from sightline.ops.dispatch import OPS
+from sightline.ops.rotary import RotaryTable
+from sightline.ops.twins import register_twins
+from sightline.run.step_graphs import Bucket, buckets
+
+HEADS, KV_HEADS, SIZE = 8, 2, 64
+
+
+def takes_it(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the twins for one query each that would be recorded for a step of this size."""
+    from sightline.ops.triton import new_tokens, paged_attention
+
+    for module in (new_tokens, paged_attention):
+        monkeypatch.setattr(module, "runs_here", lambda _: True)
+    others = (1,) * (bucket.sequences - 1)
+    lengths = (1 if bucket.decoding else bucket.tokens, *others)  # as run/step_graphs.py says them
+    cache = torch.empty(2, 16, KV_HEADS, SIZE)
+    table, starts = torch.zeros(bucket.sequences, 4, dtype=torch.int32), torch.zeros(bucket.sequences + 1, dtype=torch.int32)
+    common = (cache, cache, table, starts, starts[1:], lengths, (64,) * bucket.sequences)
+    qkv, slots = torch.empty(bucket.tokens, HEADS + 2 * KV_HEADS, SIZE), torch.zeros(bucket.tokens, dtype=torch.int64)
+    rotary = RotaryTable(torch.empty(8, SIZE // 2), torch.empty(8, SIZE // 2))
+    new = (qkv, None, None, 1e-6, starts, rotary, starts, "half", cache, cache, slots, *common[2:])
+    found = []
+    if new_tokens._takes(*new):
+        found.append("attend_new_tokens")
+    if paged_attention._takes_decoding(qkv[:, :HEADS].contiguous(), *common):
+        found.append("paged_attention")
+    return found
+
+
+@pytest.mark.parametrize("most", [8, 64, 256])
+def test_graphs_of_prompts_never_take_the_kernels_for_single_queries(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_twins()
+    assert {"attend_new_tokens", "paged_attention"} <= OPS.keys()
+    alike = 0
+    for bucket in buckets(most, 4096):
+        assert takes_it(bucket, monkeypatch) == (["attend_new_tokens", "paged_attention"] if bucket.decoding else []), bucket
+        alike += not bucket.decoding and bucket.tokens == bucket.sequences
+    assert alike > 0 or most < 64, "no step has as many tokens as sequences: this tests nothing"
+
+
+def test_single_queries() -> None:
+    assert attention.all_single((1, 1)) and not attention.all_single((2, 1, 1)) and not attention.all_single(())
