@@ -107,10 +107,11 @@ class LanguageBench:
     def measure_decode(self, batch: int, context: int) -> DecodeCost:
         fill = -(-batch * context // self.engine.config.max_num_batched_tokens)  # steps until the last has begun, at least
         answer = _SETTLE + self.steps + _PROFILED_STEPS + 2 * fill + 8
-        self.check(context + answer, "--context")
+        prompt = max(1, context - _SETTLE - self.steps // 2)  # so that half of the timed steps are on either side of it
+        self.check(prompt + answer, "--context")
         if batch > self.engine.config.max_num_seqs:
             raise ConfigError(f"--decode asks for {batch} sequences, but max_num_seqs is {self.engine.config.max_num_seqs}.")
-        waiting = {self._add(context, answer) for _ in range(batch)}
+        waiting = {self._add(prompt, answer) for _ in range(batch)}
         requests = sorted(waiting)
         rounds = self._rounds()
         while waiting:  # until each has its first token
