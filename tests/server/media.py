@@ -13,14 +13,14 @@ def png(seed: int, width: int = 96, height: int = 64) -> bytes:
     return _picture(seed, width, height, "PNG")
 
 
-def jpeg(seed: int, width: int = 96, height: int = 64) -> bytes:
-    return _picture(seed, width, height, "JPEG")
+def jpeg(seed: int, progressive: bool = False) -> bytes:
+    return _picture(seed, 96, 64, "JPEG", progressive=progressive)
 
 
-def _picture(seed: int, width: int, height: int, kind: str) -> bytes:
+def _picture(seed: int, width: int, height: int, kind: str, **options: Any) -> bytes:
     colours = np.random.default_rng(seed).integers(0, 255, (height // 8, width // 8, 3), dtype=np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(colours.repeat(8, axis=0).repeat(8, axis=1)).save(buffer, kind)
+    Image.fromarray(colours.repeat(8, axis=0).repeat(8, axis=1)).save(buffer, kind, **options)
     return buffer.getvalue()
 
 

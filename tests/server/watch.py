@@ -118,8 +118,10 @@ def warm_up(server: RunningServer, again: bool = False) -> None:
         return
 
     def ask(number: int) -> None:
-        # A body of more than a few kB, so that threads share the work. A GPU has decoders of its own for JPEGs.
-        pictures = [image_part(9000 + number), image_part(jpeg(9000 + number))]
+        # A body of more than a few kB, so that threads share the work. A GPU has decoders with threads of their own for JPEGs,
+        # another one for those that its engines do not take.
+        files = [jpeg(9000 + number), jpeg(9100 + number, progressive=True)]
+        pictures = [image_part(9000 + number), *map(image_part, files)]
         server.chat([*pictures, text_part("What?")], max_tokens=4, user="x" * 10_000)
 
     with ThreadPoolExecutor(8) as pool:

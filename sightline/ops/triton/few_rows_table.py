@@ -1,6 +1,7 @@
 """How products of a few rows with a matrix are cut into programs, by shape: what `sightline bench few-rows` found on an H200.
 
-Shapes that are not here, or for which the library was as fast, stay with the library.
+Those with the weight on the left were timed by hand, in the same way (benchmarks/results/h200/few_rows_steps.json). Shapes that
+are not here, or for which the library was as fast, stay with the library.
 """
 
 from dataclasses import dataclass
