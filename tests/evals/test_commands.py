@@ -174,7 +174,12 @@ def test_a_sample_that_the_server_refuses_counts_as_wrong(
 
 def start(*arguments: str | Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "sightline.cli.main", "eval", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+    def listen_to_interrupts() -> None:  # a shell tells what it starts in the background, such as these tests, not to
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, env={**os.environ}, preexec_fn=listen_to_interrupts)
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

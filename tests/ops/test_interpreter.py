@@ -27,14 +27,26 @@ MUST_PASS = {
 }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def run_interpreted(file: Path, chosen: str, must_pass: list[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", str(file), "-k", chosen]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    for name in must_pass:
+        assert f"PASSED tests/{file.parent.name}/{file.name}::test_{name}" in done.stdout
+
+
 @pytest.mark.parametrize("file", MUST_PASS)
 def test_kernels_agree_with_their_definitions(file: str) -> None:
-    path = str(Path(__file__).with_name(file))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rA", path]
-    chosen = ["-k", "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken or few_rows)"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command + chosen, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    for name in MUST_PASS[file]:
-        assert f"PASSED tests/ops/{file}::test_{name}" in done.stdout
+    chosen = "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken or few_rows)"
+    run_interpreted(Path(__file__).with_name(file), chosen, MUST_PASS[file])
+
+
+@pytest.mark.slow
+def test_steps_agree_with_definitions() -> None:
+    """Red when a recorded step is given to a kernel that does not take it."""
+    file = Path(__file__).parents[1] / "run" / "test_every_bucket.py"
+    run_interpreted(file, "cpu and qwen3", ["every_bucket_gives_what_the_definitions_give[cpu-qwen3-vl]"])
