@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,12 @@ def until_nothing_left(server: RunningServer, before: Held) -> None:
     try:
         wait_for(nothing_left, "nothing to be left")
     except AssertionError as error:
-        raise AssertionError(f"{error}: {'; '.join(more)}") from None
+        names = _thread_names(int(server.stats()["engine_pid"]))
+        raise AssertionError(f"{error}: {'; '.join(more)}; threads of the engine by name: {dict(names)}") from None
+
+
+def _thread_names(pid: int) -> Counter[str]:
+    return Counter((task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 def warm_up(server: RunningServer, again: bool = False) -> None:
