@@ -49,7 +49,9 @@ class KeptFiles:
         self._files: dict[bytes, bytes] = {}
 
     def take(self, digest: bytes, data: bytes) -> bytes:
-        """A file that was sent."""
+        """A file that was sent, or only named, without its bytes: then what there is of it, and the books are not told."""
+        if not data:
+            return self._files.get(digest, data)
         _, dropped = self._books.use(digest, len(data))
         if digest in self._books:
             self._files[digest] = data

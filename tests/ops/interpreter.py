@@ -1,15 +1,26 @@
-"""Triton's interpreter, mended where the versions we have do not fit together."""
+"""Triton's interpreter, mended where the versions we have do not fit together; and where tests of kernels run."""
 
 import functools
 from typing import Any
 
+import pytest
 import torch
+
+from sightline.ops.triton import INTERPRETED
+
+# What is not interpreted on a CPU is run again there by test_interpreter.py, in a process in which it is.
+KERNEL_DEVICES = (
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton is not interpreted")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
 
 
 @functools.cache
 def mend_the_interpreter() -> None:
     """Loops with bounds from memory: Triton 3.6 makes an int of an array of one element, which numpy 2.4 refuses.
-    And 8-bit floats: its rounding loses the carry, where a GPU rounds to the nearest."""
+    And 8-bit floats: its rounding loses the carry, where a GPU rounds to the nearest. Does nothing where it does not run."""
+    if not INTERPRETED:
+        return
     from triton.runtime import interpreter
 
     before = interpreter._patch_lang_tensor

@@ -24,8 +24,7 @@ for module in pkgutil.iter_modules(sightline.ops.__path__):
     if not module.ispkg:
         importlib.import_module(f"sightline.ops.{module.name}")
 register_twins()
-if os.environ.get("TRITON_INTERPRET") == "1":
-    mend_the_interpreter()
+mend_the_interpreter()
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 

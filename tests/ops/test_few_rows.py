@@ -11,17 +11,12 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-from ops.interpreter import mend_the_interpreter
-from sightline.ops.triton import INTERPRETED, few_rows
+from ops.interpreter import KERNEL_DEVICES, mend_the_interpreter
+from sightline.ops.triton import few_rows
 from sightline.ops.triton.few_rows import run_linear, run_linear_silu_mul
 from sightline.ops.triton.few_rows_table import LINEAR, LINEAR_SILU_MUL, Tiling, fits_scratch, row_bucket
 
-if INTERPRETED:
-    mend_the_interpreter()
-DEVICES = (
-    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton is not interpreted")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-)
+mend_the_interpreter()
 
 
 def draw(device: str, *shape: int, seed: int = 0) -> torch.Tensor:
@@ -36,7 +31,7 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 # Red if a part is left out, added twice or read before it is written, or if a column beyond the last is stored.
 @pytest.mark.parametrize("split", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_few_rows_with_shared_sums(device: str, split: int) -> None:
     for rows, width, size in ((1, 40, 512), (3, 33, 200), (17, 64, 320), (64, 48, 72)):  # some parts have nothing to add
         x, weight, bias = draw(device, rows, size), draw(device, width, size, seed=1), draw(device, width, seed=2)
@@ -48,7 +43,7 @@ def test_few_rows_with_shared_sums(device: str, split: int) -> None:
 
 
 # Red if a row's result depends on how many rows there are, which would make answers depend on their neighbours.
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_few_rows_do_not_know_their_neighbours(device: str) -> None:
     x, weight = draw(device, 16, 512), draw(device, 96, 512, seed=1)
     for tiling in (Tiling(32, 64, 1, 4, 4), Tiling(32, 64, 4, 4, 4), Tiling(64, 64, 4, 4, 4, weight_left=True)):
@@ -58,7 +53,7 @@ def test_few_rows_do_not_know_their_neighbours(device: str) -> None:
 
 
 # Red if scratch memory is overrun instead of refused.
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_few_rows_beyond_the_scratch_memory(device: str) -> None:
     x, weight = draw(device, 64, 64), draw(device, 16448, 64, seed=1)
     with pytest.raises(AssertionError, match="needs more scratch memory"):

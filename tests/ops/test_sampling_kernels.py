@@ -8,19 +8,13 @@ import random
 import pytest
 import torch
 
-from ops.interpreter import mend_the_interpreter
+from ops.interpreter import KERNEL_DEVICES, mend_the_interpreter
 from sightline.ops.dispatch import definitions_only
 from sightline.ops.sampling import DrawSettings, best_token, draw_by_id, draw_by_score
-from sightline.ops.triton import INTERPRETED
 from sightline.ops.twins import register_twins
 
 register_twins()
-if INTERPRETED:
-    mend_the_interpreter()
-DEVICES = (
-    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton is not interpreted")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-)
+mend_the_interpreter()
 
 
 def some_scores(choose: random.Random, vocab: int, generator: torch.Generator) -> torch.Tensor:
@@ -69,7 +63,7 @@ def some_settings(choose: random.Random, rows: int, vocab: int, ranked: bool, de
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_kernel_draws_what_the_definition_draws(seed: int, device: str) -> None:
     """Red when a filter ends one token off, a tie is broken another way, or a sum leaves a token out."""
@@ -86,7 +80,7 @@ def test_a_kernel_draws_what_the_definition_draws(seed: int, device: str) -> Non
         assert found == expected, f"rows {[i for i in range(rows) if found[i] != expected[i]]} of {settings}"
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_best_token_is_the_first_of_the_best(dtype: torch.dtype, device: str) -> None:
     """Red when ties go to another token, or a part of the row is not looked at."""
@@ -98,7 +92,7 @@ def test_the_best_token_is_the_first_of_the_best(dtype: torch.dtype, device: str
     assert best_token(scores).tolist() == [0, vocab - 1, 4095, 4096, 5, 0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_broken_rows_give_a_token_of_the_vocabulary(device: str) -> None:
     """Red when NaN or nothing at all to choose from becomes an index out of range."""
     vocab = 5_000

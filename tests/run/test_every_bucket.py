@@ -12,7 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from ops.interpreter import mend_the_interpreter
+from ops.interpreter import KERNEL_DEVICES, mend_the_interpreter
 from ops.run_again import run_again
 from parity.subject import FAMILIES
 from run.test_step_graphs import attention_by_device
@@ -21,17 +21,11 @@ from sightline.models.inputs import LayerCache
 from sightline.models.load import load_model
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import Twin, definitions_only
-from sightline.ops.triton import INTERPRETED
 from sightline.run.batch import PackedBatch, known_tokens
 from sightline.run.kv_cache import allocate_pages
 from sightline.run.step_graphs import Bucket, StepGraphs, buckets
 
-if INTERPRETED:
-    mend_the_interpreter()
-DEVICES = (
-    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton is not interpreted")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-)
+mend_the_interpreter()
 PAGE, LONGEST, ARENA = 16, 1024, 64
 LONG = 256  # tokens of a context that is long among short ones
 
@@ -114,7 +108,7 @@ def fill(caches: list[LayerCache], batch: PackedBatch, generator: torch.Generato
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 @torch.inference_mode()
 def test_every_bucket_gives_what_the_definitions_give(
     tiny_checkpoints: dict[str, Path], device: str, family: str, monkeypatch: pytest.MonkeyPatch

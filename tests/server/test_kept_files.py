@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,9 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServe
         yield made
 
 
-def answer(server: RunningServer, picture: bytes) -> str:
-    content = [image_part(picture), text_part("What is it?")]
+def answer(server: RunningServer, picture: bytes, **fields: Any) -> str:
+    """`fields` of the image's part in the request."""
+    content = [{**image_part(picture), **fields}, text_part("What is it?")]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "logprobs": True}
     response = server.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
@@ -50,3 +52,13 @@ def test_pictures_are_their_own_however_often_they_are_asked_about(forgetful: Ru
     flushed = forgetful.http.post("/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"})
     assert flushed.status_code == 200
     assert [answer(forgetful, picture) for picture in pictures[:4]] == first[:4]
+
+
+def test_a_picture_by_its_uuid_alone_and_then_whole_again(forgetful: RunningServer) -> None:
+    """Red when the name without bytes takes the place of the file that is kept."""
+    picture = noisy(100)
+    first = answer(forgetful, picture, uuid="one")
+    answer(forgetful, noisy(101))  # its rows are gone
+    assert answer(forgetful, picture, uuid="one", image_url=None) == first, "the engine still has the file"
+    answer(forgetful, noisy(101))
+    assert answer(forgetful, picture) == first

@@ -8,7 +8,8 @@ a part of the keys, and keeps the running maximum, sum and weighted values (onli
     partial results      m, l, acc    m, l, acc   m, l, acc  ──► joined
 
 All sequences of a step are split into as many parts. Where one is much longer than the others there are more of them, so that
-the step does not wait for the few programs that have the long one.
+the step does not wait for the few programs that have the long one; graphs for such steps have a list of parts of one size
+instead (ops/key_items.py).
 """
 
 from dataclasses import dataclass
