@@ -1,13 +1,13 @@
 """Which tiling is fastest for products of a few rows with each matrix of a language model, beside the library's.
 
 A time is that of one launch in a CUDA graph over several matrices of the same shape in turn, so that weights come from memory
-and not from the cache of the chip. Every tiling of a grid is timed at the fewest rows of a bucket, the best ones at the others,
-and the very best once more with an early start. What is less exact than the library's product is not chosen.
+and not from the cache of the chip. Every tiling of a grid is timed at the fewest rows of a bucket, the best ones at the
+others. What is less exact than the library's product is not chosen.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -115,10 +115,8 @@ def sweep(matrix: Matrix, rows: Sequence[int], device: torch.device, dtype: torc
         yield from found
         best = sorted((cost for cost in found if cost.microseconds is not None), key=_microseconds)[:_FINALISTS]
         tilings = [cost.tiling for cost in best if cost.tiling is not None]
-        early = [replace(tiling, early=True) for tiling in tilings[: _FINALISTS // 2]]
-        yield from (bench.measure(fewest, tiling) for tiling in early)
         for more in others:
-            yield from (bench.measure(more, tiling) for tiling in (None, *tilings, *early))
+            yield from (bench.measure(more, tiling) for tiling in (None, *tilings))
 
 
 def choose(costs: Sequence[ProductCost]) -> list[Choice]:
@@ -152,7 +150,7 @@ def table_lines(choices: Sequence[Choice]) -> list[str]:
         for one in choices:
             if one.matrix.gated == gated and one.gains:
                 tiling = one.tiling
-                more = ", weight_left=True" * tiling.weight_left + ", early=True" * tiling.early
+                more = ", weight_left=True" if tiling.weight_left else ""
                 lines.append(
                     f"    ({one.bucket}, {one.matrix.width}, {one.matrix.size}): Tiling({tiling.columns}, {tiling.inner}, "
                     f"split={tiling.split}, warps={tiling.warps}, stages={tiling.stages}{more}),  # {one.matrix.name}"

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise ConfigError("few-rows is about 16-bit floats, but --dtype is 'float32'.")
     register_twins()
     about = device_name(device)
-    print(f"{'matrix':10s}{'rows':>5s}{'shape':>16s}   {'tiling':59s}{'us':>9s}{'TB/s':>8s}{'error':>10s}")
+    print(f"{'matrix':10s}{'rows':>5s}{'shape':>16s}   {'tiling':52s}{'us':>9s}{'TB/s':>8s}{'error':>10s}")
     costs: list[ProductCost] = []
     for name in arguments.matrices or known:
         for cost in sweep(known[name], arguments.rows, device, dtype, arguments.repeats):
@@ -96,13 +96,13 @@ def _print(cost: "ProductCost", mark: str = "  ", library: float | None = None) 
     cut = "library"
     if tiling is not None:
         cut = f"{tiling.columns} x {tiling.inner}, {tiling.split} parts, {tiling.warps} warps, {tiling.stages} stages"
-        cut += ", weight left" * tiling.weight_left + ", early" * tiling.early
+        cut += ", weight left" if tiling.weight_left else ""
     if cost.microseconds is None:
-        print(f"{matrix.name:10s}{cost.rows:5d}{shape:>16s} {mark}{cut:59s} {cost.failure}", flush=True)
+        print(f"{matrix.name:10s}{cost.rows:5d}{shape:>16s} {mark}{cut:52s} {cost.failure}", flush=True)
         return
     beside = "" if library is None else f"   library {library:.1f}"
     print(
-        f"{matrix.name:10s}{cost.rows:5d}{shape:>16s} {mark}{cut:59s}{cost.microseconds:9.2f}{cost.terabytes_per_second:8.2f}"
+        f"{matrix.name:10s}{cost.rows:5d}{shape:>16s} {mark}{cut:52s}{cost.microseconds:9.2f}{cost.terabytes_per_second:8.2f}"
         f"{cost.error:10.2e}{beside}",
         flush=True,
     )

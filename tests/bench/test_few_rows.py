@@ -65,15 +65,15 @@ def test_each_bucket_has_its_own_choice() -> None:
 def test_the_lines_are_the_table() -> None:
     gate_up = Matrix("gate_up", 12288, 4096, gated=True)
     faster, slower = {1: 10.0}, {1: 20.0}
-    early = Tiling(64, 64, 1, 4, 6, weight_left=True, early=True)
+    left = Tiling(64, 64, 1, 4, 6, weight_left=True)
     choices = [
         Choice(OUT, 16, A, faster, slower),
         Choice(OUT, 32, B, slower, faster),
-        Choice(gate_up, 64, early, faster, slower),
+        Choice(gate_up, 64, left, faster, slower),
     ]
     names: dict[str, object] = {}
     exec("\n".join(table_lines(choices)), {"Tiling": Tiling, "Key": tuple}, names)
-    assert names["LINEAR"] == {(16, 4096, 4096): A} and names["LINEAR_SILU_MUL"] == {(64, 12288, 4096): early}
+    assert names["LINEAR"] == {(16, 4096, 4096): A} and names["LINEAR_SILU_MUL"] == {(64, 12288, 4096): left}
 
 
 # Red if an entry of the table would fail when it is used.
@@ -109,5 +109,4 @@ def test_a_sweep_on_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert [choice["matrix"]["name"] for choice in kept["choices"]] == ["qkv", "gate_up"]
     timed = [one for one in kept["costs"] if one["microseconds"] is not None]
     assert len(timed) > 0.8 * len(kept["costs"]) and all(one["captured"] and one["error"] < 0.01 for one in timed)
-    assert any(one["tiling"] and one["tiling"]["early"] for one in timed)
     assert any(one["tiling"] and one["tiling"]["weight_left"] for one in timed)

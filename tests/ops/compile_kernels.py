@@ -69,14 +69,13 @@ def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **
 
 
 def compile_few_rows() -> None:
-    """The tilings of the table at their shapes, and one that starts early."""
+    """The tilings of the table at their shapes."""
     from sightline.ops.triton import few_rows_table as table
     from sightline.ops.triton.few_rows import run_linear, run_linear_silu_mul
 
-    early = {(16, 4096, 4096): table.Tiling(32, 128, 4, 4, 6, early=True)}
-    for (rows, width, size), tiling in [*table.LINEAR.items(), *early.items()]:
+    for (rows, width, size), tiling in table.LINEAR.items():
         run_linear(torch.empty(rows, size).bfloat16(), torch.empty(width, size, dtype=torch.bfloat16), None, tiling)
-    for (rows, width, size), tiling in [*table.LINEAR_SILU_MUL.items(), *early.items()]:
+    for (rows, width, size), tiling in table.LINEAR_SILU_MUL.items():
         weight = torch.empty(2 * width, size, dtype=torch.bfloat16)
         run_linear_silu_mul(torch.empty(rows, size).bfloat16(), weight, dataclasses.replace(tiling, split=1))
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
 from sightline.ops.linear import FEW_ROWS, TWO_OPS, linear, linear_silu_mul
-from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.triton import runs_here
 from sightline.ops.triton.early_start import let_the_next_start, starts_early
 from sightline.ops.triton.few_rows_table import (
     COUNTERS,
@@ -33,17 +32,6 @@ from sightline.ops.triton.few_rows_table import (
 )
 
 _SMALL = 2**20  # numbers of a weight; those of larger ones are in the table or stay with the library
-
-
-@triton.jit
-def _fetch(weight, source, size, first, last, INNER: tl.constexpr, AHEAD: tl.constexpr):
-    """The first AHEAD steps of weights into the chip's cache."""
-    line = tl.arange(0, AHEAD * INNER // 64)  # of 128 bytes, 64 numbers
-    inner = tl.minimum(first * INNER + line * 64, tl.minimum(last * INNER, size) - 1)
-    address = (weight + source[:, None] * size + inner[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -92,7 +80,7 @@ def _finish(total, bias, out, row, column, rows, width, HAS_BIAS: tl.constexpr):
 def _linear(
     x, weight, bias, out, parts, arrived, rows, width, size, split, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, JOIN: tl.constexpr, WEIGHT_LEFT: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part of one tile. parts [split, rows, width], arrived [tiles]: how many parts of a tile are written, 0 in the end."""
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -103,9 +91,6 @@ def _linear(
     each = tl.cdiv(steps, split)
     first = part * each
     last = tl.minimum(first + each, steps)
-    if AHEAD:  # weights are nobody's result, all else waits for the kernel before
-        _fetch(weight, source, size, first, last, INNER, AHEAD)
-        gdc_wait()
     total = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
     for step in range(first, last):
         inner = step * INNER + tl.arange(0, INNER)
@@ -132,17 +117,13 @@ def _linear(
 @triton.jit(do_not_specialize=["rows"])
 def _linear_silu_mul(
     x, weight, out, rows, width, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
-    WEIGHT_LEFT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    WEIGHT_LEFT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The same columns of gate and up in one program. width: of the result, half of the weight's rows."""
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     source = tl.minimum(column, width - 1).to(tl.int64)
     steps = tl.cdiv(size, INNER)
-    if AHEAD:
-        _fetch(weight, source, size, 0, steps, INNER, AHEAD)
-        _fetch(weight, source + width, size, 0, steps, INNER, AHEAD)
-        gdc_wait()
     gate = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
     up = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
     for step in range(steps):
@@ -210,11 +191,8 @@ def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -
 
 
 def _launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_warps": tiling.warps, "num_stages": tiling.stages, "WEIGHT_LEFT": tiling.weight_left}
-    options |= {"AHEAD": 0, "EARLY": starts_early(device)}
-    if tiling.early:
-        options |= {"AHEAD": next_power_of_2(tiling.stages), "launch_pdl": True}
-    return options
+    shape = {"num_warps": tiling.warps, "num_stages": tiling.stages, "WEIGHT_LEFT": tiling.weight_left}
+    return {**shape, "EARLY": starts_early(device)}
 
 
 def _tiling(table: dict[Key, Tiling], x: torch.Tensor, weight: torch.Tensor, width: int) -> Tiling | None:

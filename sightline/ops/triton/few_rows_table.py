@@ -15,7 +15,6 @@ class Tiling:
     warps: int
     stages: int  # loads under way, plus one
     weight_left: bool = False  # the weight is the left operand of the product, for matrix units that want 64 rows there
-    early: bool = False  # starts while the kernel before it ends, and fetches its first weights into the chip's cache
 
 
 SCRATCH = 4 * 2**20  # float32 numbers: parts of sums that programs share
@@ -41,9 +40,9 @@ LINEAR: dict[Key, Tiling] = {
     (32, 4096, 4096): Tiling(64, 128, split=2, warps=4, stages=4, weight_left=True),  # out
     (16, 4096, 12288): Tiling(64, 128, split=2, warps=4, stages=6, weight_left=True),  # down
     (32, 4096, 12288): Tiling(64, 128, split=2, warps=4, stages=6, weight_left=True),  # down
-    (64, 4096, 12288): Tiling(64, 128, split=2, warps=8, stages=4, early=True),  # down
+    (64, 4096, 12288): Tiling(64, 128, split=2, warps=8, stages=4),  # down
     (16, 151936, 4096): Tiling(64, 128, split=1, warps=4, stages=4),  # head
-    (32, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4, early=True),  # head
+    (32, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4),  # head
     (64, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4),  # head
 }
 LINEAR_SILU_MUL: dict[Key, Tiling] = {
