@@ -105,9 +105,15 @@ class PageCache:
     def lock(self, nodes: Sequence[Node]) -> None:
         """A sequence uses these nodes, which continue the path that it holds, in order. They stay until it unlocks them."""
         self._clock += 1
-        for node in nodes:
-            assert self._nodes.get(node.key) is node, f"{node} is no longer in the tree"
-            self._hold(node)
+        clock, known, unlocked = self._clock, self._nodes, self._unlocked
+        for node in nodes:  # there are thousands where a prompt has many images: _hold, without the calls
+            assert known.get(node.key) is node, f"{node} is no longer in the tree"
+            if node.locks == 0:
+                del unlocked[node]
+            node.locks += 1
+            node.last_used = clock
+            parent = node.parent
+            assert parent is None or parent.locks >= node.locks, f"{node} is locked more often than its parent"
         self.hits += len(nodes)
 
     def unlock(self, nodes: Sequence[Node]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.addresses import Resolver
-from sightline.media.data_url import decode_data_url
+from sightline.media.data_url import EmbeddedFile, data_of, decode_data_url
 from sightline.media.digests import Digester, digest_of
 from sightline.media.fetch import fetch, fetch_async
 from sightline.media.files import path_of_url, read_file
@@ -68,7 +68,9 @@ def load_refs(
         with clock.stage("header"):
             found.append((kind, data, _header(kind, data, name, limits), name))
     with clock.stage("header"):
-        digests = digester.digests([data for _, data, _, _ in found])
+        begun = [_digest_begun(source) for _, source in sources]
+        others = iter(digester.digests([data for (_, data, _, _), own in zip(found, begun, strict=True) if own is None]))
+        digests = [next(others) if own is None else own.result() for own in begun]
     return [MediaRef(kind, data, own, header, name) for (kind, data, header, name), own in zip(found, digests, strict=True)]
 
 
@@ -104,23 +106,29 @@ def _load(kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budge
         with clock.stage("header"):
             return _from_pillow(source, limits)
     name, data = _named_bytes(kind, source, limits, clock, budget)
-    return _reference(kind, data, name, limits, clock)
+    return _reference(kind, data, name, limits, clock, _digest_begun(source))
 
 
 def _named_bytes(
     kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None
 ) -> tuple[str, bytes]:
-    if not isinstance(source, str | Path | bytes):
+    if not isinstance(source, str | Path | bytes | EmbeddedFile):
         raise MediaError(f"The {kind} cannot be read: an object of type {type(source).__name__} is no source of one.")
-    name = "<bytes>" if isinstance(source, bytes) else display_name(str(source))
+    name = "<bytes>" if isinstance(source, bytes) else display_name(source)
     with clock.stage("fetch"):
         return name, _read(source, ByteAllowance(kind, name, limits, budget), limits)
 
 
-def _reference(kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock) -> MediaRef:
+def _digest_begun(source: Any) -> "Future[bytes] | None":
+    return source.digest if isinstance(source, EmbeddedFile) else None
+
+
+def _reference(
+    kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock, digest: "Future[bytes] | None" = None
+) -> MediaRef:
     with clock.stage("header"):
         header = _header(kind, data, name, limits)
-        return MediaRef(kind, data, digest_of(data), header, name)
+        return MediaRef(kind, data, digest_of(data) if digest is None else digest.result(), header, name)
 
 
 def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHeader | VideoHeader:
@@ -151,8 +159,10 @@ def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:
     return MediaRef("image", pixels, digest, ImageHeader("RGB", width, height, 1), name)
 
 
-def _read(source: VideoSource, allowance: ByteAllowance, limits: MediaConfig) -> bytes:
+def _read(source: VideoSource | EmbeddedFile, allowance: ByteAllowance, limits: MediaConfig) -> bytes:
     """The encoded bytes, within limits."""
+    if isinstance(source, EmbeddedFile):
+        return data_of(source, allowance)
     if isinstance(source, bytes):
         allowance.check(len(source))
         allowance.take(len(source))
@@ -175,7 +185,7 @@ def _read(source: VideoSource, allowance: ByteAllowance, limits: MediaConfig) ->
 
 def is_data_url(source: Any) -> bool:
     """Whether it carries its data itself, so that nothing has to be waited for."""
-    return isinstance(source, str) and _scheme(source) == "data"
+    return isinstance(source, EmbeddedFile) or (isinstance(source, str) and _scheme(source) == "data")
 
 
 def _scheme(text: str) -> str:
@@ -183,11 +193,14 @@ def _scheme(text: str) -> str:
     return found[0].lower() if found else ""
 
 
-def display_name(text: str) -> str:
+def display_name(source: str | Path | EmbeddedFile) -> str:
     """A source fit for messages and logs: one short line of printable text, and nothing of what it carries.
 
     Of a data URL the type is kept; of other URLs neither passwords nor the query, where signatures stand.
     """
+    if isinstance(source, EmbeddedFile):
+        return f"{source.start}… ({source.characters:,} characters)"
+    text = str(source)
     scheme, most = _scheme(text), 100
     if scheme == "data":
         shown = text[: text.find(",", 0, most) + 1] or text[:most]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from sightline.server.body_files import Files
 from sightline.server.call import Call, PromptFacts
 from sightline.server.chat_prompt import PromptDraft, complete_prompt, draft_prompt
 from sightline.server.chat_reply import ChatReply
@@ -31,10 +32,10 @@ class ChatShape:
     prefix = "chatcmpl"
     decoder = msgspec.json.Decoder(ChatRequest)
 
-    def begin(self, context: ServerContext, body: ChatRequest, on_loop: bool) -> BegunChat:
+    def begin(self, context: ServerContext, body: ChatRequest, files: Files, on_loop: bool) -> BegunChat:
         model, form, params = context.check_model(body.model), form_of(body), sampling_params(context, body)
         fields = (body.messages, form.tools, body.chat_template_kwargs, body.mm_processor_kwargs)
-        return BegunChat(body, model, form, params, draft_prompt(context, *fields, on_loop))
+        return BegunChat(body, model, form, params, draft_prompt(context, *fields, files, on_loop))
 
     async def prepare(
         self, context: ServerContext, begun: BegunChat, call: Call, caller: str, entry: Entry

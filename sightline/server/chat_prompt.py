@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sightline.errors import PromptError
+from sightline.media.data_url import EmbeddedFile
 from sightline.media.limits import RequestBudget
 from sightline.media.source import is_data_url, load_ref_async, load_refs
 from sightline.prompt.messages import normalise_messages, refuse_placeholders
 from sightline.prompt.request import assemble, make_item
+from sightline.server.body_files import Files
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
 from sightline.server.inflight import Entry
@@ -33,6 +35,7 @@ from sightline.types import MediaRef, Request
 # Characters of data URLs that one thread decodes, one after another, in a few milliseconds. Eight pictures of 1080p over HTTP
 # took no less in four threads: Python lets only one of them decode at a time. More go side by side.
 _SMALL = 12_000_000
+_NO_FILES: Files = {}
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class MediaWanted:
     """A medium as a message names it."""
 
     kind: Literal["image", "video"]
-    url: str | None
+    url: str | EmbeddedFile | None
     uuid: str | None
     min_pixels: int | None
     max_pixels: int | None
@@ -73,11 +76,12 @@ def draft_prompt(
     tools: Sequence[Mapping[str, Any]],
     template_kwargs: dict[str, Any] | None,
     options: ProcessorOptions | None,
+    files: Files,
     on_loop: bool,
 ) -> PromptDraft:
     """As much as can be done without waiting, all of it in one go where media are small and come with the body: a change of
     threads takes as long as a small picture. `on_loop` says that the event loop must not be held up."""
-    for_template, wanted = template_messages(messages, options)
+    for_template, wanted = template_messages(messages, options, files)
     budget = RequestBudget(context.config.media)
     budget.take_items(medium.kind for medium in wanted)
     draft = PromptDraft(for_template, wanted, tools, template_kwargs, budget, StageClock())
@@ -92,7 +96,8 @@ def draft_prompt(
 
 
 def _characters(wanted: Sequence[MediaWanted]) -> int:
-    return sum(len(medium.url or "") for medium in wanted)
+    urls = [medium.url or "" for medium in wanted]
+    return sum(url.characters if isinstance(url, EmbeddedFile) else len(url) for url in urls)
 
 
 async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: str, entry: Entry) -> ChatPrompt:
@@ -108,7 +113,7 @@ async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: st
 
 
 def template_messages(
-    messages: Sequence[Message], options: ProcessorOptions | None = None
+    messages: Sequence[Message], options: ProcessorOptions | None = None, files: Files = _NO_FILES
 ) -> tuple[list[dict[str, Any]], list[MediaWanted]]:
     """Messages as `normalise_messages` takes them, each medium a MediaWanted, and all of these in order."""
     wanted: list[MediaWanted] = []
@@ -119,7 +124,7 @@ def template_messages(
         content = message.content
         if isinstance(content, list):
             where = f"messages[{index}].content"
-            own["content"] = [_part(part, f"{where}[{place}]", options, wanted) for place, part in enumerate(content)]
+            own["content"] = [_part(part, f"{where}[{place}]", options, files, wanted) for place, part in enumerate(content)]
         else:
             own["content"] = content
         if isinstance(message, AssistantMessage):
@@ -154,7 +159,7 @@ def _arguments(call: Any) -> Any:
     return given
 
 
-def _part(part: Part, where: str, options: ProcessorOptions | None, wanted: list[MediaWanted]) -> dict[str, Any]:
+def _part(part: Part, where: str, options: ProcessorOptions | None, files: Files, wanted: list[MediaWanted]) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     kind: Literal["image", "video"] = "image" if isinstance(part, ImagePart) else "video"
@@ -165,7 +170,7 @@ def _part(part: Part, where: str, options: ProcessorOptions | None, wanted: list
     shared = options or ProcessorOptions()
     medium = MediaWanted(
         kind=kind,
-        url=url.url or None,
+        url=files.get(url.url, url.url) if url.url else None,
         uuid=part.uuid,
         min_pixels=url.min_pixels if url.min_pixels is not None else shared.min_pixels,
         max_pixels=url.max_pixels if url.max_pixels is not None else shared.max_pixels,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from sightline.prompt.request import build_request_from_text, request_from_ids
+from sightline.server.body_files import Files
 from sightline.server.call import Call, PromptFacts
 from sightline.server.completion_reply import CompletionReply
 from sightline.server.context import ServerContext
@@ -31,7 +32,7 @@ class CompletionShape:
     prefix = "cmpl"
     decoder = msgspec.json.Decoder(CompletionRequest)
 
-    def begin(self, context: ServerContext, body: CompletionRequest, on_loop: bool) -> BegunCompletion:
+    def begin(self, context: ServerContext, body: CompletionRequest, files: Files, on_loop: bool) -> BegunCompletion:
         model, params = context.check_model(body.model), sampling_params(context, body)
         sampling = resolve(context, params)
         prompts = _prompts(body.prompt)

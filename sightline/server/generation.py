@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from sightline.engine.messages import UpdateHead
 from sightline.errors import UserError
+from sightline.server.body_files import BodyFiles, Files
 from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Answers, Submission
@@ -58,7 +59,7 @@ class Shape(Protocol[B, I]):
     prefix: str  # of ids
     decoder: msgspec.json.Decoder[B]
 
-    def begin(self, context: ServerContext, body: B, on_loop: bool) -> I:
+    def begin(self, context: ServerContext, body: B, files: Files, on_loop: bool) -> I:
         """Checks a body and does all that needs no waiting: on the event loop what takes no time, in a thread all of it."""
 
     async def prepare(
@@ -88,6 +89,7 @@ class _Exchange(Generic[B, I]):
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
         self._body: bytes | bytearray = b""
+        self._files = BodyFiles(context.digester)
         self._reply: Reply | None = None
 
     async def run(self) -> None:
@@ -118,7 +120,8 @@ class _Exchange(Generic[B, I]):
         check_announced(headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
-        self._body = await read_body(self._receive, entry, server.max_request_mb, server.body_timeout_s)
+        limits = (server.max_request_mb, server.body_timeout_s)
+        self._body = await read_body(self._receive, entry, *limits, None if server.log_content else self._files.look)
         self._context.observer.request_received(self._shape.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
@@ -165,10 +168,13 @@ class _Exchange(Generic[B, I]):
             raise refused(error) from None
 
     def _begin(self, body: bytes | bytearray, on_loop: bool) -> I:
-        parsed = parse(body, self._shape.decoder)
+        files: Files = {}
         if self._context.config.server.log_content:
+            parsed = parse(body, self._shape.decoder)
             self._call.content["request"] = loggable(parsed)
-        return self._shape.begin(self._context, parsed, on_loop)
+        else:
+            parsed, files = self._files.parse(body, self._shape.decoder)
+        return self._shape.begin(self._context, parsed, files, on_loop)
 
     async def _written(self, reply: Reply) -> bytes:
         if self._call.completion_tokens <= SMALL_ANSWER:

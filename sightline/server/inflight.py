@@ -1,6 +1,7 @@
 """How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 from starlette.types import Receive
@@ -61,10 +62,13 @@ class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> bytes | bytearray:
+async def read_body(
+    receive: Receive, entry: Entry, max_mb: float, timeout_s: float, on_part: Callable[[bytearray], None] | None = None
+) -> bytes | bytearray:
     """The whole body. Stops reading where it grows too large, whatever its headers promised, or comes in too slowly.
 
-    A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
+    A body may take `timeout_s`, and longer as long as it comes in at a modest rate. `on_part` is shown what there is of it
+    while more is to come.
     """
     body, begun = bytearray(), asyncio.get_running_loop().time()
     try:
@@ -83,6 +87,8 @@ async def read_body(receive: Receive, entry: Entry, max_mb: float, timeout_s: fl
                 body += part
                 if whole:
                     return body
+                if on_part is not None:
+                    on_part(body)
                 limit.reschedule(begun + timeout_s + len(body) / _SLOWEST)
     except TimeoutError:
         raise ApiError(408, f"The body did not come in within {timeout_s:g} s (body_timeout_s).") from None

@@ -81,7 +81,7 @@ class Operations:
     async def _tokens(self, body: TokenizeRequest, caller: str, entry: Entry) -> list[int]:
         if body.messages is not None and body.prompt is None:
             fields = (body.messages, plain_tools(body.tools), body.chat_template_kwargs, body.mm_processor_kwargs)
-            draft = await self._off_loop(draft_prompt, self._context, *fields, False)
+            draft = await self._off_loop(draft_prompt, self._context, *fields, {}, False)
             prompt = await complete_prompt(self._context, draft, caller, entry)
             ids: list[int] = prompt.request.token_ids.tolist()
             return ids

@@ -18,7 +18,7 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
 def parse(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    if len(body) > MAX_VALUES and most_values(body) > MAX_VALUES:
+    if may_have_too_many_values(body):
         raise ApiError(400, f"The body has more than the {MAX_VALUES:,} values allowed.", code="too_many_values")
     try:
         return decoder.decode(body)
@@ -26,6 +26,10 @@ def parse(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
         raise _sentence(str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def may_have_too_many_values(body: bytes | bytearray) -> bool:
+    return len(body) > MAX_VALUES and most_values(body) > MAX_VALUES
 
 
 def most_values(body: bytes | bytearray) -> int:

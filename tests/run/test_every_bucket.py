@@ -26,7 +26,7 @@ from sightline.run.kv_cache import allocate_pages
 from sightline.run.step_graphs import Bucket, StepGraphs, buckets
 
 mend_the_interpreter()
-PAGE, LONGEST, ARENA = 16, 1024, 64
+PAGE, LONGEST, ARENA = 16, 4096, 64
 LONG = 256  # tokens of a context that is long among short ones
 
 
