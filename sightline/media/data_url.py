@@ -5,7 +5,6 @@ lines), padding at the end may be missing. Refused: the alphabet of URLs (- and 
 """
 
 import re
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pybase64
@@ -19,17 +18,16 @@ _WRAPPING = 78 / 76  # text wrapped as in e-mail has two characters more per 76
 _PLAIN_START = re.compile(rb"data:[a-z0-9.+/;=-]{0,80};base64,")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EmbeddedFile:
     """A data URL that has been decoded."""
 
     start: str  # up to the comma, as it was written
     characters: int  # of all of it
     data: bytes
-    digest: "Future[bytes] | None" = None  # where it has been begun
 
 
-def embedded_file(text: bytes | bytearray, start: int, end: int) -> EmbeddedFile | None:
+def embedded_file(text: bytes, start: int, end: int) -> EmbeddedFile | None:
     """The data URL that stands there in a text; None where it is not of the plainest form: decode_data_url reads more."""
     found = _PLAIN_START.match(text, start, end)
     if found is None:

@@ -9,7 +9,7 @@ from PIL import Image, ImageFile, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from sightline.errors import MediaError
-from sightline.media.ffmpeg import ffmpeg_errors, open_video, video_stream
+from sightline.media.ffmpeg import ffmpeg_errors, open_video, rgb_converter, video_stream
 from sightline.media.jpeg import START, check_scans
 from sightline.media.pillow import open_for_pixels, pillow_errors
 from sightline.types import ImageHeader, MediaRef, VideoHeader
@@ -73,6 +73,7 @@ def video_frames(ref: MediaRef, frame_indices: Sequence[int]) -> Iterator[NDArra
     with ffmpeg_errors(ref.source), open_video(ref.data, ref.source) as container:
         stream = video_stream(container, ref.source)
         stream.thread_type = "AUTO"
+        to_rgb = rgb_converter()
         for frame in container.decode(stream):
             if frame_indices[place] == decoded:
                 if (frame.width, frame.height) != (header.width, header.height):
@@ -80,7 +81,7 @@ def video_frames(ref: MediaRef, frame_indices: Sequence[int]) -> Iterator[NDArra
                         f"Video {ref.source} cannot be used: frame {decoded} has {frame.width}x{frame.height} pixels, "
                         f"but the header says {header.width}x{header.height}."
                     )
-                pixels = frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+                pixels = to_rgb(frame).astype(np.uint8, copy=False)
                 while place < len(frame_indices) and frame_indices[place] == decoded:
                     yield pixels
                     place += 1

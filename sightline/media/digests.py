@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from sightline.processors import available_processors
 
@@ -29,10 +29,6 @@ class Digester:
         for other in others:
             found |= other.result()
         return [found[index] for index in range(len(files))]
-
-    def begin(self, data: bytes) -> "Future[bytes] | None":
-        """The digest of one file, taken meanwhile; None where there is no thread for it."""
-        return self._threads.submit(digest_of, data) if self._threads is not None else None
 
     def close(self) -> None:
         if self._threads is not None:

@@ -3,17 +3,19 @@
 PyAV is imported when the first video comes: it loads all of ffmpeg, and images do without.
 """
 
-import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import MediaError
+from sightline.media.decoder_errors import DecoderErrors
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
+    from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
+    from numpy.typing import NDArray
 
 # Demuxers that read nothing but the bytes they are given. Playlists (hls, concat, dash, sdp, …) name other files and URLs,
 # and ffmpeg would open those on this machine: a way to read the server's disk.
@@ -44,6 +46,18 @@ def video_stream(container: "InputContainer", source: str) -> "VideoStream":
     raise MediaError(f"Video {source} cannot be read: it has no video stream.")
 
 
+def rgb_converter() -> "Callable[[VideoFrame], NDArray[Any]]":
+    """Frames of one video to [height, width, 3].
+
+    frame.to_ndarray(format="rgb24") does the same, but PyAV up to 18 makes a converter with threads of its own for each frame,
+    and from 19 on one for each thread that has ever asked, to be kept with a thread per core and 15 MB.
+    """
+    from av.video.reformatter import VideoReformatter
+
+    converter = VideoReformatter()
+    return lambda frame: converter.reformat(frame, format="rgb24").to_ndarray()
+
+
 def holds_picture(codec: str, packet: "Packet[VideoStream]") -> bool:
     """Whether decoding this packet adds a frame to the video, as far as a look at its bytes can tell.
 
@@ -59,18 +73,16 @@ def holds_picture(codec: str, packet: "Packet[VideoStream]") -> bool:
     return True
 
 
-@contextlib.contextmanager
-def ffmpeg_errors(source: str) -> Iterator[None]:
+def ffmpeg_errors(source: str) -> DecoderErrors:
     """Turns whatever PyAV raises on bad input into one MediaError. Its errors derive from OSError, ValueError and others."""
-    try:
-        yield
-    except MediaError:
-        raise
-    except ModuleNotFoundError as error:
-        raise MediaError(f"Video {source} cannot be read: the Python package {error.name} is not installed.") from error
-    except Exception as error:
+
+    def sentence(error: Exception) -> str:
+        if isinstance(error, ModuleNotFoundError):
+            return f"Video {source} cannot be read: the Python package {error.name} is not installed."
         from av.error import FFmpegError
 
         # The text of ffmpeg's errors has a number and a file name that mean nothing to a user; strerror is the sentence in it.
         reason = error.strerror if isinstance(error, FFmpegError) else " ".join(str(error).split())
-        raise MediaError(f"Video {source} cannot be read: {(reason or type(error).__name__).rstrip('.')}.") from error
+        return f"Video {source} cannot be read: {(reason or type(error).__name__).rstrip('.')}."
+
+    return DecoderErrors(sentence)

@@ -1,16 +1,14 @@
 """The one door to Pillow: which formats it may try, and what its many exceptions become."""
 
-import contextlib
 import functools
 import io
 import re
 import warnings
-from collections.abc import Iterator
 
 import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from sightline.errors import MediaError
+from sightline.media.decoder_errors import DecoderErrors
 
 # Pillow knows some forty formats; a server should parse only what people send as pictures.
 _WANTED = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
@@ -99,24 +97,20 @@ def silence_warnings() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-@contextlib.contextmanager
-def pillow_errors(source: str) -> Iterator[None]:
+def pillow_errors(source: str) -> DecoderErrors:
     """Turns whatever Pillow raises on bad input into one MediaError.
 
     On malformed files Pillow raises OSError, ValueError, TypeError, SyntaxError, struct.error, EOFError, KeyError, IndexError,
     MemoryError, DecompressionBombError and others, from deep inside its parsers: no narrower net holds them all. Its own limit
     on pixels (twice Image.MAX_IMAGE_PIXELS) belongs to the whole process, so it is left alone and stands beside ours.
     """
-    try:
-        yield
-    except MediaError:
-        raise
-    except UnidentifiedImageError as error:
-        raise MediaError(
-            f"Image {source} cannot be read: it is none of {', '.join(formats())}, or its header is broken."
-        ) from error
-    except Exception as error:
-        raise MediaError(f"Image {source} cannot be read: {_reason(error)}.") from error
+
+    def sentence(error: Exception) -> str:
+        if isinstance(error, UnidentifiedImageError):
+            return f"Image {source} cannot be read: it is none of {', '.join(formats())}, or its header is broken."
+        return f"Image {source} cannot be read: {_reason(error)}."
+
+    return DecoderErrors(sentence)
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,7 @@ def load_refs(
         with clock.stage("header"):
             found.append((kind, data, _header(kind, data, name, limits), name))
     with clock.stage("header"):
-        begun = [_digest_begun(source) for _, source in sources]
-        others = iter(digester.digests([data for (_, data, _, _), own in zip(found, begun, strict=True) if own is None]))
-        digests = [next(others) if own is None else own.result() for own in begun]
+        digests = digester.digests([data for _, data, _, _ in found])
     return [MediaRef(kind, data, own, header, name) for (kind, data, header, name), own in zip(found, digests, strict=True)]
 
 
@@ -106,7 +104,7 @@ def _load(kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budge
         with clock.stage("header"):
             return _from_pillow(source, limits)
     name, data = _named_bytes(kind, source, limits, clock, budget)
-    return _reference(kind, data, name, limits, clock, _digest_begun(source))
+    return _reference(kind, data, name, limits, clock)
 
 
 def _named_bytes(
@@ -119,16 +117,10 @@ def _named_bytes(
         return name, _read(source, ByteAllowance(kind, name, limits, budget), limits)
 
 
-def _digest_begun(source: Any) -> "Future[bytes] | None":
-    return source.digest if isinstance(source, EmbeddedFile) else None
-
-
-def _reference(
-    kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock, digest: "Future[bytes] | None" = None
-) -> MediaRef:
+def _reference(kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock) -> MediaRef:
     with clock.stage("header"):
         header = _header(kind, data, name, limits)
-        return MediaRef(kind, data, digest_of(data) if digest is None else digest.result(), header, name)
+        return MediaRef(kind, data, digest_of(data), header, name)
 
 
 def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHeader | VideoHeader:

@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from sightline.engine.messages import UpdateHead
 from sightline.errors import UserError
-from sightline.server.body_files import BodyFiles, Files
+from sightline.media.data_url import EmbeddedFile
+from sightline.server.body_files import Files, parse_with_files
 from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Answers, Submission
@@ -88,8 +89,7 @@ class _Exchange(Generic[B, I]):
         self._context, self._shape, self._call = context, shape, call
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
-        self._body: bytes | bytearray = b""
-        self._files = BodyFiles(context.digester)
+        self._body: list[bytes] = []
         self._reply: Reply | None = None
 
     async def run(self) -> None:
@@ -120,8 +120,7 @@ class _Exchange(Generic[B, I]):
         check_announced(headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
-        limits = (server.max_request_mb, server.body_timeout_s)
-        self._body = await read_body(self._receive, entry, *limits, None if server.log_content else self._files.look)
+        self._body = await read_body(self._scope, self._receive, entry, server.max_request_mb, server.body_timeout_s)
         self._context.observer.request_received(self._shape.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
@@ -156,9 +155,9 @@ class _Exchange(Generic[B, I]):
             context.engine.release(answers)
 
     async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], Reply]:
-        body, self._body = self._body, b""  # no longer than needed: it may be large
+        body, self._body = self._body, []  # no longer than needed: it may be large
         try:
-            if len(body) <= SMALL_BODY:
+            if sum(map(len, body)) <= SMALL_BODY:
                 begun = self._begin(body, on_loop=True)
             else:
                 begun = await asyncio.get_running_loop().run_in_executor(self._context.pool, self._begin, body, False)
@@ -167,13 +166,15 @@ class _Exchange(Generic[B, I]):
         except UserError as error:
             raise refused(error) from None
 
-    def _begin(self, body: bytes | bytearray, on_loop: bool) -> I:
-        files: Files = {}
+    def _begin(self, parts: list[bytes], on_loop: bool) -> I:
+        body, files = b"".join(parts), dict[str, EmbeddedFile]()
+        parts.clear()
         if self._context.config.server.log_content:
             parsed = parse(body, self._shape.decoder)
             self._call.content["request"] = loggable(parsed)
         else:
-            parsed, files = self._files.parse(body, self._shape.decoder)
+            parsed, files = parse_with_files(body, self._shape.decoder)
+        del body
         return self._shape.begin(self._context, parsed, files, on_loop)
 
     async def _written(self, reply: Reply) -> bytes:

@@ -1,14 +1,14 @@
 """How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
 
 import asyncio
-from collections.abc import Callable
 from types import TracebackType
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from sightline.server.errors import ApiError, busy, too_large
 
 _MB = 1_000_000
+UNREAD = "sightline.unread"  # the extension of a scope that has the parts of a body which nobody has read
 _SLOWEST = 100_000  # bytes per second; a body that comes in slower has a limited time
 
 
@@ -62,34 +62,31 @@ class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(
-    receive: Receive, entry: Entry, max_mb: float, timeout_s: float, on_part: Callable[[bytearray], None] | None = None
-) -> bytes | bytearray:
-    """The whole body. Stops reading where it grows too large, whatever its headers promised, or comes in too slowly.
+async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> list[bytes]:
+    """The whole body, in parts: to join them takes a thread. Stops reading where it grows too large, whatever its headers
+    promised, or comes in too slowly.
 
-    A body may take `timeout_s`, and longer as long as it comes in at a modest rate. `on_part` is shown what there is of it
-    while more is to come.
+    A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
     """
-    body, begun = bytearray(), asyncio.get_running_loop().time()
+    unread: list[bytes] = scope["extensions"][UNREAD]["parts"]
+    parts: list[bytes] = []
+    size, begun = 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(timeout_s) as limit:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                part: bytes = message.get("body", b"")
-                if len(body) + len(part) > max_mb * _MB:
+                new = sum(map(len, unread))
+                size += new
+                if size > max_mb * _MB:
                     raise too_large(max_mb)
-                entry.grow(len(part))
-                whole = not message.get("more_body", False)
-                if whole and not body:
-                    return part
-                body += part
-                if whole:
-                    return body
-                if on_part is not None:
-                    on_part(body)
-                limit.reschedule(begun + timeout_s + len(body) / _SLOWEST)
+                entry.grow(new)
+                parts += unread
+                unread.clear()
+                if not message.get("more_body", False):
+                    return parts
+                limit.reschedule(begun + timeout_s + size / _SLOWEST)
     except TimeoutError:
         raise ApiError(408, f"The body did not come in within {timeout_s:g} s (body_timeout_s).") from None
 

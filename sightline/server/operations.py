@@ -115,8 +115,8 @@ class Operations:
         server = self._context.config.server
         check_announced(request.headers.get("content-length"), server.max_request_mb)
         caller = self._context.keys.caller(request.headers)
-        data = await read_body(request.receive, entry, server.max_request_mb, server.body_timeout_s)
-        body = await self._off_loop(parse, data, decoder)
+        data = await read_body(request.scope, request.receive, entry, server.max_request_mb, server.body_timeout_s)
+        body = await self._off_loop(lambda: parse(b"".join(data), decoder))
         self._context.check_model(body.model)
         return body, caller
 

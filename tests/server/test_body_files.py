@@ -1,11 +1,8 @@
-"""Data URLs that are decoded while a body comes in: nothing but the time may show it."""
+"""Data URLs that are taken out of a body before it is parsed: nothing but the time may show it."""
 
-import asyncio
 import base64
-import hashlib
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,31 +10,16 @@ import pytest
 
 from server.media import data_url, png
 from server.running import RunningServer
-from server.test_parts import body_of
 from sightline.config import MediaConfig
 from sightline.media.data_url import EmbeddedFile, decode_data_url
-from sightline.media.digests import Digester
 from sightline.media.limits import ByteAllowance
-from sightline.server.body_files import BodyFiles
+from sightline.server.body_files import parse_with_files
 from sightline.server.chat import ChatShape
 from sightline.server.errors import ApiError
-from sightline.server.inflight import Ledger, read_body
 from sightline.server.parse import parse
 
 DATA = [random.Random(seed).randbytes(3000 + 1000 * seed) for seed in range(4)]
 URLS = [data_url(data) for data in DATA]
-
-
-@pytest.fixture(autouse=True)
-def digests_of_small_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sightline.server.body_files._WORTH_A_THREAD", 2000)
-
-
-@pytest.fixture(params=[0, 2], ids=["no threads", "two threads"])
-def digester(request: pytest.FixtureRequest) -> Iterator[Digester]:
-    made = Digester(request.param)
-    yield made
-    made.close()
 
 
 def picture(url: Any) -> dict[str, Any]:
@@ -56,19 +38,13 @@ def outcome(body: bytes) -> Any:
         return error.message
 
 
-def outcome_by_parts(body: bytes, cuts: list[int], digester: Digester) -> tuple[Any, int]:
-    """The same with files taken out as the body comes in, and put back into what was made of it; how many there were."""
-    files, so_far = BodyFiles(digester), bytearray()
-    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
-        so_far += body[start:end]
-        if end < len(body):
-            files.look(so_far)
+def outcome_with_files(body: bytes) -> tuple[Any, int]:
+    """The same with files taken out, and put back into what was made of it; how many there were."""
     try:
-        parsed, named = files.parse(so_far, ChatShape.decoder)
+        parsed, files = parse_with_files(body, ChatShape.decoder)
     except ApiError as error:
         return error.message, 0
-    so_far += b"may grow"  # nobody holds on to it
-    return put_back(msgspec.to_builtins(parsed), named), len(named)
+    return put_back(msgspec.to_builtins(parsed), files), len(files)
 
 
 def put_back(value: Any, named: Any) -> Any:
@@ -80,30 +56,16 @@ def put_back(value: Any, named: Any) -> Any:
         file: EmbeddedFile = named[value]
         url = file.start + base64.b64encode(file.data).decode()
         assert file.characters == len(url)
-        assert file.digest is None or file.digest.result() == hashlib.sha256(file.data).digest()
         return url
     return value
 
 
-def in_parts(body: bytes, chance: random.Random) -> list[int]:
-    return sorted(chance.sample(range(1, len(body)), min(len(body) - 1, chance.choice((0, 1, 2, 5, 40)))))
-
-
 @pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_taken_out_is_what_stood_there(seed: int, indent: int | None, digester: Digester) -> None:
-    chance = random.Random(seed)
+def test_what_is_taken_out_is_what_stood_there(indent: int | None) -> None:
     parts = [picture(url) for url in URLS] + [{"type": "image_url", "image_url": URLS[0]}]
     parts.append({"type": "video_url", "video_url": {"url": URLS[1]}})
     body = json.dumps(chat(*parts, max_tokens=3), indent=indent).encode()
-    assert outcome_by_parts(body, in_parts(body, chance), digester) == (outcome(body), len(parts))
-
-
-def test_a_cut_at_every_byte_of_a_small_body(digester: Digester) -> None:
-    body = json.dumps(chat(picture(data_url(DATA[0][:800])))).encode()
-    expected = outcome(body)
-    for cut in range(1, len(body)):
-        assert outcome_by_parts(body, [cut], digester) == (expected, 1)
+    assert outcome_with_files(body) == (outcome(body), len(parts))
 
 
 LONG = URLS[0]
@@ -129,9 +91,9 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("why", ELSEWHERE)
 @pytest.mark.parametrize("ascii", [True, False])
-def test_what_is_not_plain_is_left_to_the_parser(why: str, ascii: bool, digester: Digester) -> None:
+def test_what_is_not_plain_is_left_to_the_parser(why: str, ascii: bool) -> None:
     body = json.dumps(ELSEWHERE[why], ensure_ascii=ascii).encode()
-    assert outcome_by_parts(body, [len(body) // 2, len(body) - 40], digester) == (outcome(body), 0)
+    assert outcome_with_files(body) == (outcome(body), 0)
 
 
 WITH_URL = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{%s}}]}]'
@@ -147,13 +109,13 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("why", WRITTEN)
-def test_bodies_that_no_encoder_writes(why: str, digester: Digester) -> None:
+def test_bodies_that_no_encoder_writes(why: str) -> None:
     body = WRITTEN[why].replace(b"%s", LONG.encode())
-    assert outcome_by_parts(body, [len(body) // 2, len(body) - 3], digester) == (outcome(body), 0)
+    assert outcome_with_files(body) == (outcome(body), 0)
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_damaged_bodies_are_judged_as_before(seed: int, digester: Digester) -> None:
+def test_damaged_bodies_are_judged_as_before(seed: int) -> None:
     chance = random.Random(seed)
     parts = [picture(data_url(DATA[0][: chance.randrange(500, 3000)])) for _ in range(3)]
     body = bytearray(
@@ -164,7 +126,7 @@ def test_damaged_bodies_are_judged_as_before(seed: int, digester: Digester) -> N
         body[place : place + chance.choice((0, 1, 2))] = chance.choice(
             (b'"', b"\\", b"\\\\", b"\xff", b":", b"\x00", b" ", b'"url":"data:', b"", b'\\"')
         )
-    found, _ = outcome_by_parts(bytes(body), in_parts(bytes(body), chance), digester)
+    found, _ = outcome_with_files(bytes(body))
     expected = outcome(bytes(body))
     if found != expected:  # a last digit whose unused bits are not zero decodes to the same bytes
         assert decoded(found) == decoded(expected)
@@ -178,33 +140,6 @@ def decoded(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("data:"):
         return decode_data_url(value, ByteAllowance("image", "x", MediaConfig()))
     return value
-
-
-def test_large_ones_are_not_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch, digester: Digester) -> None:
-    monkeypatch.setattr("sightline.server.body_files._MOST_ON_LOOP", 5000)
-    body = json.dumps(chat(*map(picture, URLS))).encode()
-    files = BodyFiles(digester)
-    files.look(body)
-    _, named = files.parse(body, ChatShape.decoder)
-    assert [file.data for file in named.values()] == DATA
-    # The first has 4,000 characters; the others wait for a thread, and their digests with them.
-    assert [file.digest is not None for file in named.values()] == [digester.begin(b"") is not None, False, False, False]
-
-
-def test_while_a_body_is_read(digester: Digester) -> None:
-    body = json.dumps(chat(*map(picture, URLS))).encode()
-    parts = [body[place : place + 999] for place in range(0, len(body), 999)]
-    files, seen = BodyFiles(digester), []
-
-    def look(so_far: bytearray) -> None:
-        seen.append(len(so_far))
-        files.look(so_far)
-
-    with Ledger(1, 1).open() as entry:
-        whole = asyncio.run(read_body(body_of(*parts), entry, 1, 60, look))
-    assert whole == body and seen == list(range(999, len(body), 999))
-    _, named = files.parse(whole, ChatShape.decoder)
-    assert [file.data for file in named.values()] == DATA
 
 
 def test_pictures_in_all_forms_get_the_same_answer(sturdy: RunningServer) -> None:

@@ -22,7 +22,7 @@ from sightline.run.sampling_params import resolve_sampling
 from sightline.server.auth import KeyRing
 from sightline.server.engine_client import Answers
 from sightline.server.errors import ApiError
-from sightline.server.inflight import ClientGone, Ledger, read_body
+from sightline.server.inflight import UNREAD, ClientGone, Ledger, read_body
 from sightline.server.media_names import MediaNames
 from sightline.server.parse import MAX_VALUES, most_values, parse
 from sightline.server.token_text import token_bytes
@@ -122,27 +122,31 @@ def test_the_ledger_balances(changes: list[tuple[int, int]]) -> None:
         assert ledger.requests == len(shares)
 
 
-def body_of(*parts: bytes, gone: bool = False) -> Any:
-    queue = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-    queue[-1]["more_body"] = gone
-    queue += [{"type": "http.disconnect"}]
+def body_of(*turns: list[bytes], gone: bool = False) -> Any:
+    """A scope and its messages, as http_protocol.py has them: what came in one turn of the event loop after another."""
+    unread: list[bytes] = []
+    left = list(turns)
 
     async def receive() -> Any:
-        return queue.pop(0)
+        if not left:
+            return {"type": "http.disconnect"}
+        unread.extend(left.pop(0))
+        return {"type": "http.request", "body": b"", "more_body": bool(left) or gone}
 
-    return receive
+    return {"extensions": {UNREAD: {"parts": unread}}}, receive
 
 
 def test_bodies_are_read_within_limits() -> None:
     ledger = Ledger(1, 1)
     with ledger.open() as entry:
-        assert asyncio.run(read_body(body_of(b"ab", b"", b"c"), entry, 1e-5, 60)) == b"abc"
+        assert asyncio.run(read_body(*body_of([b"a", b"b"], [], [b"c"]), entry, 1e-5, 60)) == [b"a", b"b", b"c"]
         assert ledger.bytes == 3
         with pytest.raises(ApiError) as caught:
-            asyncio.run(read_body(body_of(b"0123456", b"7890", b"x"), entry, 1e-5, 60))
+            asyncio.run(read_body(*body_of([b"0123", b"456"], [b"7890"], [b"x"]), entry, 1e-5, 60))
         assert caught.value.status == 413
+        assert ledger.bytes == 10
         with pytest.raises(ClientGone):
-            asyncio.run(read_body(body_of(b"ab", gone=True), entry, 1, 60))
+            asyncio.run(read_body(*body_of([b"ab"], gone=True), entry, 1, 60))
     assert ledger.bytes == 0
 
 
