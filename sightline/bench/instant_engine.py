@@ -89,7 +89,7 @@ def _no_stats() -> Stats:
 def serve(socket: "zmq.SyncSocket", step_s: float) -> int:
     first = decode_command(socket.recv())
     assert isinstance(first, Start)
-    socket.send(encode(Ready("none", "none", 1 << 20, Memory(0, 0, 0, 0, 0, 0), 0.0)))
+    socket.send(encode(Ready("none", "none", 1 << 20, Memory(0, 0, 0, 0, 0, 0), {})))
     engine = InstantEngine(socket, KeptFiles(first.config.server.kept_media_bytes))
     parent, due = os.getppid(), 0.0
     while os.getppid() == parent:

@@ -55,6 +55,12 @@ class ServerProcess:
                         return self.age
                 self._wait_on("be ready")
 
+    def load_stages(self) -> dict[str, float]:
+        """Seconds of each part of the engine's start, as a server that is ready has said."""
+        found = re.search(r"The model is ready on \S+ after \S+ s \((.*?)\);", self._log.read_text(errors="replace"))
+        named = [stage.rpartition(" ") for stage in found[1].split(", ")] if found is not None else []
+        return {name: float(seconds) for name, _, seconds in named}
+
     def _wait_on(self, what: str) -> None:
         code = self.process.poll()
         if code is not None or self.age > self._patience_s:

@@ -21,6 +21,7 @@ class Start:
     ready_s: float
     answer_s: float  # the end of the first answer, of one token
     device: str
+    engine_stages_s: dict[str, float]  # of the engine's process
 
 
 def measure_start(flags: Sequence[str], resolution: str | None, patience_s: float) -> Start:
@@ -38,7 +39,7 @@ def measure_start(flags: Sequence[str], resolution: str | None, patience_s: floa
             answered = server.age
             if reply.status_code != 200:
                 raise ServerError(f"The first question was answered with {reply.status_code}: {reply.text[:200]}")
-            return Start(listening, ready, answered, _device(client))
+            return Start(listening, ready, answered, _device(client), server.load_stages())
 
 
 def _device(client: httpx.Client) -> str:

@@ -33,12 +33,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--starts is {arguments.starts}, but must be at least 1.")
     flags = shlex.split(arguments.serve)
     resolution = None if arguments.text_only else arguments.image_resolution
-    print("seconds    listening   ready   first answer", flush=True)
+    print("seconds    listening   ready   first answer   of the engine", flush=True)
     starts = []
     for number in range(arguments.starts):
         start = measure_start(flags, resolution, arguments.timeout)
         starts.append(start)
-        print(f"start {number + 1}{start.listening_s:13.2f}{start.ready_s:8.2f}{start.answer_s:15.2f}", flush=True)
+        stages = ", ".join(f"{stage} {seconds:g}" for stage, seconds in start.engine_stages_s.items())
+        print(f"start {number + 1}{start.listening_s:13.2f}{start.ready_s:8.2f}{start.answer_s:15.2f}   {stages}", flush=True)
     if arguments.json is not None:
         about: dict[str, object] = {"benchmark": "start", "command": command(), "device": starts[-1].device}
         keep(arguments.json, {**about, "starts": [asdict(start) for start in starts]})

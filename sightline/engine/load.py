@@ -11,30 +11,34 @@ from sightline.errors import ConfigError
 from sightline.models.files import ModelFiles
 from sightline.models.load import dummy_model, load_model
 from sightline.models.quantise import Quantiser
+from sightline.timing import StageClock
 
 Progress = Callable[[int, int], None]  # parameters loaded, of how many
 
 
-def load_engine(config: Config, files: ModelFiles, progress: Progress | None = None) -> Engine:
-    chosen = config.model
+def load_engine(config: Config, files: ModelFiles, progress: Progress | None = None, clock: StageClock | None = None) -> Engine:
+    """`clock` is told how long each part of it took."""
+    chosen, clock = config.model, clock or StageClock()
     device = choose_device(chosen.device)
     dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
-    if chosen.load_format == "dummy":
-        model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, quantiser)
-    else:
-        model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, quantiser)
-    engine = Engine(
-        model,
-        files.processor,
-        files.tokenizer,
-        config.engine,
-        files.max_model_len,
-        chosen.seed,
-        config.media.max_image_pixels,
-    )
+    with clock.stage("weights"):
+        if chosen.load_format == "dummy":
+            model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, quantiser)
+        else:
+            model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, quantiser)
+    with clock.stage("memory"):
+        engine = Engine(
+            model,
+            files.processor,
+            files.tokenizer,
+            config.engine,
+            files.max_model_len,
+            chosen.seed,
+            config.media.max_image_pixels,
+        )
     if config.engine.warm_up or (config.engine.warm_up is None and device.type == "cuda"):
-        warm_up(engine, files)
+        warm_up(engine, files, clock)
     return engine
 
 

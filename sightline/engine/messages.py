@@ -124,7 +124,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     dtype: str
     max_model_len: int
     memory: Memory
-    load_seconds: float
+    load_stages: dict[str, float]  # seconds of each part of the start, since the process began
     quantization: str = ""  # what is in 8-bit floats, in words
     jpeg_decoder: str = ""  # the library that decodes JPEGs on the GPU; empty: Pillow does, on the CPU
 

@@ -212,7 +212,7 @@ def failure_of(error: Exception) -> Failure:
     return Failure("internal", f"The engine failed on this request with {type(error).__name__}: {error}")
 
 
-def ready_report(engine: Engine, seconds: float) -> Ready:
+def ready_report(engine: Engine, load_stages: dict[str, float]) -> Ready:
     weight, plan = engine.model.text.embed_tokens.weight, engine.memory
     held = [*engine.model.parameters(), *engine.model.buffers()]
     peaks = plan.peaks or NO_PEAKS
@@ -234,14 +234,15 @@ def ready_report(engine: Engine, seconds: float) -> Ready:
             others=plan.others,
             total=plan.total,
         ),
-        load_seconds=seconds,
+        load_stages=load_stages,
         quantization=str(summarise(engine.model)),
         jpeg_decoder=engine.runner.gpu_decoder.name if engine.runner.gpu_decoder is not None else "",
     )
 
 
 def load(start: Start, send: Callable[[FromEngine], None]) -> Engine:
-    begun, told = time.perf_counter(), 0.0
+    told, clock = 0.0, StageClock()
+    clock.add("imports", _process_age())
 
     def progress(done: int, total: int) -> None:
         nonlocal told
@@ -249,10 +250,21 @@ def load(start: Start, send: Callable[[FromEngine], None]) -> Engine:
             told = time.perf_counter()
             send(Progress(done, total))
 
-    engine = load_engine(start.config, read_model_files(start.config.model, start.config.media), progress)
+    with clock.stage("files"):
+        files = read_model_files(start.config.model, start.config.media)
+    engine = load_engine(start.config, files, progress, clock)
     keep_from_the_collector()
-    send(ready_report(engine, time.perf_counter() - begun))
+    send(ready_report(engine, clock.seconds))
     return engine
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, to a hundredth; 0 where the system does not tell."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return 0.0
+    fields = stat.read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def serve(socket: "zmq.SyncSocket", parent: int) -> int:

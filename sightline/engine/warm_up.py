@@ -16,6 +16,7 @@ from sightline.prompt.expand import MediaText
 from sightline.prompt.request import build_request_from_text
 from sightline.run.runner import RunnerCounts
 from sightline.run.sampling_params import resolve_sampling
+from sightline.timing import StageClock
 from sightline.types import Request, SamplingParams
 
 _TEXTS = ("One request of a few words.", "Another one, whose number of tokens is not that of the first.")
@@ -28,14 +29,16 @@ _WAYS = (  # of drawing a token: each has kernels of its own
 _PICTURE = (330, 250)  # pixels: no multiple of any family's patches, so that it is resized along both axes
 
 
-def warm_up(engine: Engine, files: ModelFiles) -> None:
+def warm_up(engine: Engine, files: ModelFiles, clock: StageClock) -> None:
     """Raises what a request would fail with."""
-    engine.runner.record_graphs()
-    for request in _requests(engine, files):  # alone, as decoding alone has kernels of its own; then all together
-        _answer(engine, [(request, _WAYS[0])])
+    with clock.stage("graphs"):
+        engine.runner.record_graphs()
+    with clock.stage("first requests"):
+        for request in _requests(engine, files):  # alone, as decoding alone has kernels of its own; then all together
+            _answer(engine, [(request, _WAYS[0])])
+            engine.flush()
+        _answer(engine, [(request, way) for request in _requests(engine, files) for way in _WAYS])
         engine.flush()
-    _answer(engine, [(request, way) for request in _requests(engine, files) for way in _WAYS])
-    engine.flush()
     _count_anew(engine)
 
 

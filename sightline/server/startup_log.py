@@ -56,8 +56,9 @@ class StartupLog:
         if memory.host_embeddings:
             table.add_row("rows on the host", _size(memory.host_embeddings), "rows that fell out of the above")
         self._console.print(table)
+        stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.load_stages.items())
         self.say(
-            f"The model is ready on {report.device} after {report.load_seconds:.1f} s; "
+            f"The model is ready on {report.device} after {sum(report.load_stages.values()):.1f} s ({stages}); "
             f"prompt and answer may have {report.max_model_len:,} tokens."
         )
         if report.jpeg_decoder:

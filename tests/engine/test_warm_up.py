@@ -12,6 +12,7 @@ from sightline.engine.warm_up import warm_up
 from sightline.llm import LLM
 from sightline.models.files import ModelFiles, read_model_files
 from sightline.run.runner import RunnerCounts
+from sightline.timing import StageClock
 from sightline.types import SamplingParams
 
 SETTINGS = {"device": "cpu", "max_model_len": 1024, "kv_cache_gb": 0.05, "embedding_cache_gb": 0.02}
@@ -26,7 +27,9 @@ def files_of(folder: Path) -> ModelFiles:
 def test_everything_runs_and_nothing_is_left(tiny_checkpoints: dict[str, Path], family: str) -> None:
     engine = driver(tiny_checkpoints[family]).engine
     seen = engine.runner.counts
-    warm_up(engine, files_of(tiny_checkpoints[family]))
+    clock = StageClock()
+    warm_up(engine, files_of(tiny_checkpoints[family]), clock)
+    assert list(clock.seconds) == ["graphs", "first requests"]
     assert seen.encoded >= 2 and seen.decoded >= 2 and seen.steps > 4 and seen.tokens > 50
     engine.check_integrity()
     assert engine.runner.counts == RunnerCounts()
@@ -56,7 +59,7 @@ def test_a_cpu_warms_up_only_when_told(
     tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, asked: bool | None, runs: bool
 ) -> None:
     warmed: list[Engine] = []
-    monkeypatch.setattr(load, "warm_up", lambda engine, files: warmed.append(engine))
+    monkeypatch.setattr(load, "warm_up", lambda engine, files, clock: warmed.append(engine))
     with LLM(tiny_checkpoints["qwen3-vl"], **SETTINGS, warm_up=asked):
         assert bool(warmed) is runs
 
@@ -68,4 +71,4 @@ def test_what_fails_in_it_is_told(tiny_checkpoints: dict[str, Path], monkeypatch
     engine = driver(tiny_checkpoints["qwen3-vl"]).engine
     monkeypatch.setattr(engine.runner, "compute", broken)
     with pytest.raises(RuntimeError, match="no kernel for this"):
-        warm_up(engine, files_of(tiny_checkpoints["qwen3-vl"]))
+        warm_up(engine, files_of(tiny_checkpoints["qwen3-vl"]), StageClock())

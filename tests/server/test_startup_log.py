@@ -12,7 +12,9 @@ ON_GPU = {"language": 3 * GB, "vision": 4 * GB, "graphs": GB, "margin": GB // 2,
 
 def shown(memory: Memory, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """What stands behind each part, without spaces."""
-    StartupLog().ready(Ready(device="cuda:0", dtype="bfloat16", max_model_len=4096, memory=memory, load_seconds=1.0))
+    StartupLog().ready(
+        Ready(device="cuda:0", dtype="bfloat16", max_model_len=4096, memory=memory, load_stages={"weights": 1.0, "graphs": 2.5})
+    )
     rows = [line.rsplit("GiB", 1)[0] if "of the GPU" not in line else line for line in capsys.readouterr().err.splitlines()]
     return {row[:16].strip(): row[16:].split("  ")[0].strip() for row in rows if row.strip()}
 
@@ -24,6 +26,11 @@ def test_a_gpus_table_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     for part, size in (("steps, language", "3.00"), ("steps, vision", "4.00"), ("CUDA graphs", "1.00"), ("others", "1.00")):
         assert rows[part].startswith(size), rows
     assert rows["left alone"].startswith("67.00"), rows
+
+
+def test_where_the_time_went(capsys: pytest.CaptureFixture[str]) -> None:
+    StartupLog().ready(Ready("cuda:0", "bfloat16", 4096, ON_CPU, {"weights": 1.04, "graphs": 2.5}))
+    assert "ready on cuda:0 after 3.5 s (weights 1.0, graphs 2.5); prompt" in capsys.readouterr().err
 
 
 def test_a_cpus_table_has_no_plan_for_steps(capsys: pytest.CaptureFixture[str]) -> None:
