@@ -23,9 +23,7 @@ from sightline.errors import ConfigError
 from sightline.host_memory import keep_freed_memory, keep_from_the_collector
 from sightline.media.digests import Digester
 from sightline.media.pillow import silence_warnings
-from sightline.media.source import load_image
 from sightline.models.files import ModelFiles, find_folder, read_files_of
-from sightline.server.app import make_app
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
 from sightline.server.engine_client import ENGINE_COMMAND, EngineClient
@@ -95,6 +93,8 @@ class _Server:
         return 0
 
     def _make_uvicorn(self, files: ModelFiles) -> "_Uvicorn":
+        from sightline.server.app import make_app  # takes a third of a second, in which the engine has begun to load
+
         config, server = self._config, self._config.server
         context = ServerContext(
             config=config,
@@ -155,6 +155,8 @@ class _Server:
 
 def _warm_up(config: Config) -> None:
     """While the engine loads: imports what the first image needs, and takes what stays from the collector's rounds."""
+    from sightline.media.source import load_image  # as the application, not before the engine is started
+
     load_image(_PIXEL, dataclasses.replace(config.media, min_image_side=1))
     keep_from_the_collector()
 
