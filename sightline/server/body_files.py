@@ -16,18 +16,17 @@ from typing import TypeVar
 import msgspec
 
 from sightline.media.data_url import EmbeddedFile, embedded_file
-from sightline.server.parse import may_have_too_many_values, parse
+from sightline.server.parse import data_urls, may_have_too_many_values, parse
 from sightline.server.protocol import ChatRequest, ImagePart, Url, VideoPart
 
 T = TypeVar("T")
 Files = Mapping[str, EmbeddedFile]  # by the names that stand in a body instead of their URLs
 _SHORTEST = 512  # characters of a URL that is worth it
-_MOST_QUOTES = 10_000  # looked at one by one
 
 
 def parse_with_files(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, EmbeddedFile]]:
     """What the body says, and the files whose names stand in it."""
-    places = list(_data_urls(body))
+    places = data_urls(body, _SHORTEST)
     found = [(start, end, file) for start, end in places if (file := embedded_file(body, start, end)) is not None]
     if found:
         secret = secrets.token_hex(16)  # nobody else can name a file
@@ -38,18 +37,6 @@ def parse_with_files(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, 
             if isinstance(parsed, ChatRequest) and files.keys() <= set(_media_urls(parsed)):
                 return parsed, files
     return parse(body, decoder), {}
-
-
-def _data_urls(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where long ones begin and end. Some may be inside of other strings."""
-    quote = body.find(b'"')
-    for _ in range(_MOST_QUOTES):
-        if quote < 0:
-            return
-        following = body.find(b'"', quote + 1)
-        if following - quote > _SHORTEST and body.startswith(b"data:", quote + 1):
-            yield quote + 1, following
-        quote = following
 
 
 def _with_names(body: bytes, places: Sequence[tuple[int, int]], names: Sequence[str]) -> bytes:

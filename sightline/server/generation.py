@@ -23,7 +23,7 @@ from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.engine_client import Answers, Submission
 from sightline.server.errors import ApiError, refused, unavailable
-from sightline.server.inflight import ClientGone, Entry, check_announced, read_body
+from sightline.server.inflight import ClientGone, Entry, Part, check_announced, read_body
 from sightline.server.parse import parse
 from sightline.server.request_log import loggable
 
@@ -89,7 +89,7 @@ class _Exchange(Generic[B, I]):
         self._context, self._shape, self._call = context, shape, call
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
-        self._body: list[bytes] = []
+        self._body: list[Part] = []
         self._reply: Reply | None = None
 
     async def run(self) -> None:
@@ -166,7 +166,7 @@ class _Exchange(Generic[B, I]):
         except UserError as error:
             raise refused(error) from None
 
-    def _begin(self, parts: list[bytes], on_loop: bool) -> I:
+    def _begin(self, parts: list[Part], on_loop: bool) -> I:
         body, files = b"".join(parts), dict[str, EmbeddedFile]()
         parts.clear()
         if self._context.config.server.log_content:

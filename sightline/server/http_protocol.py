@@ -14,7 +14,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sightline.server.errors import ApiError
-from sightline.server.inflight import UNREAD
+from sightline.server.inflight import UNREAD, Part, add_part
 
 MAX_HEADER_BYTES = 64 * 1024
 MOST_UNREAD = 1 << 20  # bytes of a body that wait for their reader; more stay in the kernel
@@ -102,8 +102,8 @@ class _GuardedProtocol(HttpToolsProtocol):
         each part three times; read_body, who reads all bodies, finds the parts in the scope."""
         if self.cycle.response_complete:
             return
-        unread = cast(list[bytes], self.cycle.scope["extensions"][UNREAD]["parts"])
-        unread.append(body)
+        unread = cast(list[Part], self.cycle.scope["extensions"][UNREAD]["parts"])
+        add_part(unread, body)
         if sum(map(len, unread)) > MOST_UNREAD:
             self.flow.pause_reading()
         self.cycle.message_event.set()

@@ -7,8 +7,10 @@ from starlette.types import Receive, Scope
 
 from sightline.server.errors import ApiError, busy, too_large
 
+Part = bytes | bytearray  # of a body
 _MB = 1_000_000
 UNREAD = "sightline.unread"  # the extension of a scope that has the parts of a body which nobody has read
+_LARGE = 1 << 16  # bytes of a part that is not copied
 _SLOWEST = 100_000  # bytes per second; a body that comes in slower has a limited time
 
 
@@ -62,14 +64,24 @@ class ClientGone(Exception):
     """The client closed the connection before it had its answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> list[bytes]:
+def add_part(parts: list[Part], part: Part) -> None:
+    """Large parts stay as they are. Small ones are put together: each alone would take more memory than it brings."""
+    if len(part) >= _LARGE:
+        parts.append(part)
+    elif parts and isinstance(parts[-1], bytearray):
+        parts[-1] += part
+    else:
+        parts.append(bytearray(part))
+
+
+async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> list[Part]:
     """The whole body, in parts: to join them takes a thread. Stops reading where it grows too large, whatever its headers
     promised, or comes in too slowly.
 
     A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
     """
-    unread: list[bytes] = scope["extensions"][UNREAD]["parts"]
-    parts: list[bytes] = []
+    unread: list[Part] = scope["extensions"][UNREAD]["parts"]
+    parts: list[Part] = []
     size, begun = 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(timeout_s) as limit:
@@ -82,7 +94,8 @@ async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float,
                 if size > max_mb * _MB:
                     raise too_large(max_mb)
                 entry.grow(new)
-                parts += unread
+                for part in unread:
+                    add_part(parts, part)
                 unread.clear()
                 if not message.get("more_body", False):
                     return parts

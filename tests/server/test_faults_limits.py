@@ -163,3 +163,14 @@ def test_long_answers_with_log_probabilities_hold_up_nobody(sturdy: RunningServe
         answer = exchange(sturdy, request(body))
     choices = json.loads(answer.body)["choices"]
     assert len(choices) == 32 and all(len(choice["logprobs"]["content"]) == 64 for choice in choices)
+
+
+def test_a_body_in_tiny_chunks_holds_up_nobody(sturdy: RunningServer) -> None:
+    """Red when what has come is looked through again with each chunk, of which a read from the kernel brings 40,000."""
+    body = json.dumps(padded(400_000)).encode()
+    chunks = b"".join(b"2\r\n" + body[place : place + 2] + b"\r\n" for place in range(0, len(body) - 1, 2))
+    rest = b"1\r\n" + body[-1:] + b"\r\n" if len(body) % 2 else b""
+    with Watch(sturdy), connection(sturdy) as client:
+        client.sendall(head("Transfer-Encoding: chunked", "Content-Type: application/json") + chunks + rest + b"0\r\n\r\n")
+        answer = read_answer(client)
+    assert answer.status == 200, answer

@@ -136,10 +136,21 @@ def body_of(*turns: list[bytes], gone: bool = False) -> Any:
     return {"extensions": {UNREAD: {"parts": unread}}}, receive
 
 
+def test_small_parts_of_a_body_are_put_together() -> None:
+    """Red if each of many tiny parts is kept: they would take fifty times the memory that is counted."""
+    large, many = bytes(70_000), [[b"ab"] * 3 for _ in range(1000)]
+    turns = [*many, [large], [b"c"], *many, [large, large, b"d"]]
+    with Ledger(10, 1).open() as entry:
+        parts = asyncio.run(read_body(*body_of(*turns), entry, 10, 60))
+    assert b"".join(parts) == b"".join(part for turn in turns for part in turn)
+    assert [len(part) for part in parts] == [6000, 70_000, 6001, 70_000, 70_000, 1]
+    assert parts[1] is large  # not copied
+
+
 def test_bodies_are_read_within_limits() -> None:
     ledger = Ledger(1, 1)
     with ledger.open() as entry:
-        assert asyncio.run(read_body(*body_of([b"a", b"b"], [], [b"c"]), entry, 1e-5, 60)) == [b"a", b"b", b"c"]
+        assert asyncio.run(read_body(*body_of([b"a", b"b"], [], [b"c"]), entry, 1e-5, 60)) == [b"abc"]
         assert ledger.bytes == 3
         with pytest.raises(ApiError) as caught:
             asyncio.run(read_body(*body_of([b"0123", b"456"], [b"7890"], [b"x"]), entry, 1e-5, 60))
