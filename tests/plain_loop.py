@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
 from sightline.spec import ProcessorSpec
@@ -54,6 +54,7 @@ class SingleSequence:
     ) -> torch.Tensor:
         new = len(token_ids)
         context = self.length + new
+        seen = [self.length + token + 1 for token in wanted]
         batch = ForwardBatch(
             token_ids=torch.from_numpy(token_ids).to(self.device),
             positions=positions,
@@ -65,7 +66,13 @@ class SingleSequence:
             context_lengths_host=(context,),
             vision_rows=vision_rows,
             row_index=row_index,
-            logit_index=torch.tensor(wanted, device=self.device),
+            wanted=WantedTokens(
+                index=torch.tensor(wanted, device=self.device),
+                sequence=torch.zeros(len(wanted), dtype=torch.int64, device=self.device),
+                query_starts=torch.arange(len(wanted) + 1, dtype=torch.int32, device=self.device),
+                context_lengths=torch.tensor(seen, dtype=torch.int32, device=self.device),
+                context_lengths_host=tuple(seen),
+            ),
         )
         logits = self.model(batch, self.caches)
         self.length = context

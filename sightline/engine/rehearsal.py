@@ -10,7 +10,7 @@ import math
 import numpy as np
 import torch
 
-from sightline.models.inputs import ForwardBatch
+from sightline.models.inputs import ForwardBatch, WantedTokens
 from sightline.models.model import VisionLanguageModel
 from sightline.run.kv_cache import allocate_pages
 from sightline.run.sampler import SamplingRow, make_generator, sample
@@ -85,7 +85,13 @@ def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longes
         context_lengths_host=(longest,) * len(lengths),
         vision_rows=zeros(1, model.spec.vision.row_width, dtype=weight.dtype),
         row_index=zeros(tokens),
-        logit_index=starts[1:] - 1,
+        wanted=WantedTokens(
+            index=starts[1:] - 1,
+            sequence=torch.arange(len(lengths), device=weight.device),
+            query_starts=torch.arange(len(lengths) + 1, dtype=torch.int32, device=weight.device),
+            context_lengths=starts.diff().int(),
+            context_lengths_host=(longest,) * len(lengths),
+        ),
     )
 
 

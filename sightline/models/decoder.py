@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
 from sightline.models.layers import GatedMLP, RMSNorm, add_product, apply_linear
+from sightline.ops.attention import all_single, paged_attention
 from sightline.ops.linear import FEW_ROWS, linear
 from sightline.ops.new_tokens import attend_new_tokens
+from sightline.ops.qkv import rotate_and_store
 from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
 from sightline.ops.rows import embed_rows
 from sightline.spec import TextSpec
@@ -26,10 +28,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
 
     def forward(
-        self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, table: RotaryTable, axes: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        table: RotaryTable,
+        axes: torch.Tensor,
+        only: WantedTokens | None,
     ) -> torch.Tensor:
-        """What `out` takes."""
-        attended = attend_new_tokens(
+        """What `out` takes, of all tokens or of those alone; all have their keys and values stored."""
+        projected = (
             apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim)),
             None if self.q_norm is None else self.q_norm.weight,
             None if self.k_norm is None else self.k_norm.weight,
@@ -41,14 +49,36 @@ class Attention(nn.Module):
             cache.keys,
             cache.values,
             batch.slots,
+        )
+        if only is not None and not all_single(batch.query_lengths_host):
+            return _attend_only(only, rotate_and_store(*projected), batch.page_table, cache).flatten(1)
+        attended = attend_new_tokens(
+            *projected,
             batch.page_table,
             batch.query_starts,
             batch.context_lengths,
             batch.query_lengths_host,
             batch.context_lengths_host,
             batch.key_items,
-        )
-        return attended.flatten(1)
+        ).flatten(1)
+        return attended if only is None else attended[only.index]
+
+
+def _attend_only(wanted: WantedTokens, q: torch.Tensor, page_table: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+    """q [tokens, heads, head_dim]. Returns [wanted, heads, head_dim]."""
+    count = len(wanted.index)
+    if not count:
+        return q[:0]
+    return paged_attention(
+        q[wanted.index],
+        cache.keys,
+        cache.values,
+        page_table[wanted.sequence],
+        wanted.query_starts,
+        wanted.context_lengths,
+        (1,) * count,
+        wanted.context_lengths_host,
+    )
 
 
 def norm_of_sum(
@@ -80,21 +110,21 @@ class DecoderLayer(nn.Module):
         table: RotaryTable,
         axes: torch.Tensor,
         tap_follows: bool,
-        wanted: torch.Tensor | None,
+        only: WantedTokens | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them.
 
         With more than a few rows the products add to the stream in place instead, and nothing is pending: one pass over memory
-        less each. `wanted`: the only tokens whose output anybody reads; all have their keys and values stored.
+        less each. `only`: those whose output anybody reads; all have their keys and values stored.
         """
         if pending is None:
             normed = self.input_norm(hidden)
         else:
             normed, hidden = norm_of_sum(self.input_norm, hidden, pending, tap, batch.row_index)
-        attended = self.attention(normed, batch, cache, table, axes)
-        if wanted is not None:
-            attended, hidden = attended[wanted], hidden[wanted]
-            if not len(wanted):
+        attended = self.attention(normed, batch, cache, table, axes, only)
+        if only is not None:
+            hidden = hidden[only.index]
+            if not len(hidden):
                 return hidden, None
         if self.attention_out_norm is not None and self.mlp_out_norm is not None:
             projected = self.attention_out_norm(apply_linear(self.attention.out, attended))
@@ -144,13 +174,13 @@ class Decoder(nn.Module):
         """Logits of the wanted tokens, [wanted, vocab], in the model's dtype."""
         hidden = embed_rows(batch.token_ids, self.embed_tokens.weight, batch.vision_rows, batch.row_index)
         taps = self._taps(batch)
-        pending, tap, wanted = None, None, batch.logit_index
+        pending, tap = None, None
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             tap_follows, is_last = index < len(taps), index == len(self.layers) - 1
-            only = wanted if is_last else None
+            only = batch.wanted if is_last else None
             hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes, tap_follows, only)
             tap = taps[index] if tap_follows else None
-        rows = None if tap is None or batch.row_index is None else batch.row_index[wanted]
+        rows = None if tap is None or batch.row_index is None else batch.row_index[batch.wanted.index]
         if pending is None:
             normed = self.norm(hidden)
         else:

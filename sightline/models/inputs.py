@@ -33,6 +33,17 @@ class TowerBatch:
 
 
 @dataclass(frozen=True)
+class WantedTokens:
+    """New tokens whose logits are wanted. In the last layer they alone attend, each like the only new token of a sequence."""
+
+    index: torch.Tensor  # [wanted] int64: which of the batch's tokens
+    sequence: torch.Tensor  # [wanted] int64: of which of its sequences
+    query_starts: torch.Tensor  # [wanted + 1] int32: 0, 1, 2, …
+    context_lengths: torch.Tensor  # [wanted] int32: tokens that it sees, itself included
+    context_lengths_host: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """New tokens of several sequences, one sequence after another, and where their keys and values live."""
 
@@ -46,7 +57,7 @@ class ForwardBatch:
     context_lengths_host: tuple[int, ...]
     vision_rows: torch.Tensor | None  # [rows, row_width]: the merged row, then one per deepstack tap
     row_index: torch.Tensor | None  # [tokens] int64: row of vision_rows, -1 for text
-    logit_index: torch.Tensor  # [wanted] int64: tokens whose logits are wanted
+    wanted: WantedTokens
     key_items: KeyItems | None = None  # where contexts are of very different lengths
 
 

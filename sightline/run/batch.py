@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.models.inputs import ForwardBatch
+from sightline.models.inputs import ForwardBatch, WantedTokens
 from sightline.schedule.state import Chunk
 from sightline.vision.transfer import send
 
@@ -31,7 +31,12 @@ class PackedBatch:
     context_lengths_host: tuple[int, ...]
     row_index: NDArray[np.int64]
     has_rows: bool
-    logit_index: NDArray[np.int64]
+    sampling: NDArray[np.int64]  # sequences whose newest token's logits are wanted
+
+    @property
+    def wanted_index(self) -> NDArray[np.int64]:
+        """Those tokens."""
+        return self.query_starts[1:][self.sampling].astype(np.int64) - 1
 
     def on(self, device: torch.device, vision_rows: torch.Tensor) -> ForwardBatch:
         return ForwardBatch(
@@ -45,7 +50,13 @@ class PackedBatch:
             context_lengths_host=self.context_lengths_host,
             vision_rows=vision_rows if self.has_rows else None,
             row_index=send(self.row_index, device) if self.has_rows else None,
-            logit_index=send(self.logit_index, device),
+            wanted=WantedTokens(
+                index=send(self.wanted_index, device),
+                sequence=send(self.sampling, device),
+                query_starts=torch.arange(len(self.sampling) + 1, dtype=torch.int32, device=device),
+                context_lengths=send(self.context_lengths[self.sampling], device),
+                context_lengths_host=tuple(self.context_lengths_host[number] for number in self.sampling),
+            ),
         )
 
 
@@ -78,7 +89,6 @@ def pack_batch(chunks: Seq[Chunk], embeddings: EmbeddingCache, in_flight: Mappin
         at = starts[decoding]
         newest = [_newest(chunks[number], in_flight) for number in decoding]
         token_ids[at], positions[:, at], slots[at] = np.array(newest, np.int64).T
-    sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
     return PackedBatch(
         token_ids=token_ids,
         positions=positions,
@@ -90,7 +100,7 @@ def pack_batch(chunks: Seq[Chunk], embeddings: EmbeddingCache, in_flight: Mappin
         context_lengths_host=tuple(contexts),
         row_index=row_index,
         has_rows=any_rows,
-        logit_index=starts[1:][sampling] - 1,
+        sampling=np.array([number for number, chunk in enumerate(chunks) if chunk.samples], np.int64),
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
 from sightline.models.model import VisionLanguageModel
 from sightline.ops.attention import paged_attention
 from sightline.ops.capture import Capture, Replay
@@ -41,7 +41,7 @@ MIXED_SEQUENCES = (8, 64)
 _KEYS_AT_ONCE = 128  # rows that gathered sequences begin at a multiple of
 _KEY_PROGRAMS = 1024  # that keys of uneven sequences are shared out to, at least
 _KEYS_OF_A_PART = 128  # or a multiple of it
-_LIST = "key_items."
+_LIST, _WANTED = "key_items.", "wanted."
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class StepGraphs:
         rows, pages = batch.page_table.shape
         self._page_table[:rows, :pages].copy_(send(batch.page_table, self._device))
         replay()
-        return logits[: len(batch.logit_index)]
+        return logits[: len(batch.sampling)]
 
     def _recorded(self, bucket: Bucket) -> "tuple[_Inputs, Replay, torch.Tensor]":
         if bucket not in self._graphs:
@@ -154,7 +154,7 @@ class StepGraphs:
         """What the graph reads. The longest length on the host bounds the real ones: kernels take those from the device."""
         lengths = (1,) * bucket.sequences if bucket.decoding else (bucket.tokens,) + (1,) * (bucket.sequences - 1)
         return ForwardBatch(
-            **inputs.on_device(),
+            **inputs.on_device(self._longest),
             page_table=self._page_table[: bucket.sequences],
             query_lengths_host=lengths,
             context_lengths_host=(self._longest,) * bucket.sequences,
@@ -172,10 +172,12 @@ class _Inputs:
             "token_ids": (torch.int64, (tokens,)),
             "slots": (torch.int64, (tokens,)),
             "row_index": (torch.int64, (tokens,)),
-            "logit_index": (torch.int64, (sequences,)),
+            f"{_WANTED}index": (torch.int64, (sequences,)),
+            f"{_WANTED}sequence": (torch.int64, (sequences,)),
             "positions": (torch.int32, (3, tokens)),
             "query_starts": (torch.int32, (sequences + 1,)),
             "context_lengths": (torch.int32, (sequences,)),
+            f"{_WANTED}context_lengths": (torch.int32, (sequences,)),
         }
         self._items = sequences + -(-_KEY_PROGRAMS // kv_heads)
         if bucket.uneven:
@@ -183,14 +185,17 @@ class _Inputs:
             self._fields |= {f"{_LIST}{name}": (torch.int32, (count,)) for name, count in lists.items()}
         self._bytes = sum(_aligned(_size(dtype, shape)) for dtype, shape in self._fields.values())
         self._buffer = torch.zeros(self._bytes, dtype=torch.uint8, device=device)
+        self._one_each = torch.arange(sequences + 1, dtype=torch.int32, device=device)
 
-    def on_device(self) -> dict[str, Any]:
+    def on_device(self, longest: int) -> dict[str, Any]:
         views: dict[str, Any] = dict(self._views(self._buffer))
         if self._bucket.decoding:
             views["row_index"] = None
-        listed = {name: views.pop(name) for name in list(views) if name.startswith(_LIST)}
-        if listed:
-            views["key_items"] = KeyItems(**{name.removeprefix(_LIST): view for name, view in listed.items()})
+        contexts = (longest,) * self._bucket.sequences
+        wanted = _taken_out(views, _WANTED)
+        views["wanted"] = WantedTokens(**wanted, query_starts=self._one_each, context_lengths_host=contexts)
+        if self._bucket.uneven:
+            views["key_items"] = KeyItems(**_taken_out(views, _LIST))
         return views
 
     def _views(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -207,9 +212,15 @@ class _Inputs:
         for name, beyond in (("token_ids", 0), ("slots", 0), ("row_index", -1)):
             host[name][:count], host[name][count:] = getattr(batch, name), beyond
         host["positions"][:, :count], host["positions"][:, count:] = batch.positions, 0
-        wanted = len(batch.logit_index)
-        host["logit_index"][:wanted], host["logit_index"][wanted:] = batch.logit_index, 0
         host["context_lengths"][:sequences], host["context_lengths"][sequences:] = batch.context_lengths, 0
+        wanted = len(batch.sampling)
+        for name, values in (
+            ("index", batch.wanted_index),
+            ("sequence", batch.sampling),
+            ("context_lengths", batch.context_lengths[batch.sampling]),
+        ):
+            place = host[f"{_WANTED}{name}"]
+            place[:wanted], place[wanted:] = values, 0
         host["query_starts"][: sequences + 1] = batch.query_starts
         # When decoding, every place is a sequence of one query; else those beyond have none.
         beyond = self._bucket.sequences - sequences
@@ -219,6 +230,10 @@ class _Inputs:
             for name, values in share_keys(contexts, self._items, _KEYS_OF_A_PART).items():
                 host[f"{_LIST}{name}"][:] = values
         self._buffer.copy_(staging, non_blocking=True)
+
+
+def _taken_out(views: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): views.pop(name) for name in list(views) if name.startswith(prefix)}
 
 
 def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from sightline.models.families import read_model_spec
-from sightline.models.inputs import ForwardBatch, LayerCache
+from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
 from sightline.models.layers import GatedMLP
 from sightline.models.load import load_model
 from sightline.models.model import VisionLanguageModel
+from sightline.ops.attention import paged_attention
 from sightline.run.kv_cache import allocate_pages
 
 TOKENS, CPU = 6, torch.device("cpu")
@@ -29,7 +30,17 @@ def batch_of(vision_rows: torch.Tensor | None, row_index: torch.Tensor | None, t
         context_lengths_host=(TOKENS,),
         vision_rows=vision_rows,
         row_index=row_index,
-        logit_index=torch.tensor([1, 4, 5]),
+        wanted=wanted_of([1, 4, 5]),
+    )
+
+
+def wanted_of(tokens: list[int]) -> WantedTokens:
+    return WantedTokens(
+        index=torch.tensor(tokens, dtype=torch.int64),
+        sequence=torch.zeros(len(tokens), dtype=torch.int64),
+        query_starts=torch.arange(len(tokens) + 1, dtype=torch.int32),
+        context_lengths=torch.tensor(tokens, dtype=torch.int32) + 1,
+        context_lengths_host=tuple(token + 1 for token in tokens),
     )
 
 
@@ -42,11 +53,11 @@ def one_add_after_another(
     hidden = text.embed_tokens(batch.token_ids.clamp(max=10))
     hidden[vision] = parts[0]
     for number, (layer, cache) in enumerate(zip(text.layers, caches, strict=True)):
-        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes, tap_follows=True, wanted=None))
+        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes, tap_follows=True, only=None))
         if number + 1 < len(parts):
             hidden[vision] += parts[number + 1]
     head = text.embed_tokens.weight if text.lm_head is None else text.lm_head.weight
-    return F.linear(text.norm(hidden)[batch.logit_index], head)
+    return F.linear(text.norm(hidden)[batch.wanted.index], head)
 
 
 @pytest.mark.parametrize("few_rows", [0, 64], ids=["in place", "pending"])
@@ -78,18 +89,22 @@ def test_taps_are_added_after_their_layers(
 def test_the_last_layer_computes_only_what_is_read(
     tiny_checkpoints: dict[str, Path], wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Red when the last layer multiplies rows that no logits come from, or stores no keys for them."""
+    """Red when the last layer multiplies rows that no logits come from, lets them attend, or stores no keys for them."""
     folder = tiny_checkpoints["qwen3-vl"]
     model = load_model(read_model_spec(folder), folder, CPU, torch.float32, 64)
     text, ids = model.spec.text, torch.tensor([3, 4, 5, 6, 7, 8])
     rows: list[int] = []
+    queries: list[int] = []
     forward = GatedMLP.inner
     monkeypatch.setattr(GatedMLP, "inner", lambda self, x: rows.append(len(x)) or forward(self, x))
+    attend = paged_attention.definition
+    monkeypatch.setattr(paged_attention, "definition", lambda q, *rest: queries.append(len(q)) or attend(q, *rest))
     with torch.inference_mode():
         caches, whole_caches = (allocate_pages(text, 1, 8, CPU, torch.float32) for _ in range(2))
-        found = model.text(replace(batch_of(None, None, ids), logit_index=torch.tensor(wanted, dtype=torch.int64)), caches)
+        found = model.text(replace(batch_of(None, None, ids), wanted=wanted_of(wanted)), caches)
         assert rows == [TOKENS] * (text.num_layers - 1) + [len(wanted)] * bool(wanted)
-        whole = model.text(replace(batch_of(None, None, ids), logit_index=torch.arange(TOKENS)), whole_caches)
+        assert queries == rows
+        whole = model.text(replace(batch_of(None, None, ids), wanted=wanted_of(list(range(TOKENS)))), whole_caches)
     torch.testing.assert_close(found, whole[wanted], atol=1e-5, rtol=1e-5)
     assert torch.equal(caches[-1].keys.flatten(0, 1)[:TOKENS], whole_caches[-1].keys.flatten(0, 1)[:TOKENS])
     assert torch.equal(caches[-1].values.flatten(0, 1)[:TOKENS], whole_caches[-1].values.flatten(0, 1)[:TOKENS])

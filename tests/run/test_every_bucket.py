@@ -89,7 +89,7 @@ def random_step(bucket: Bucket, vocab: int, with_rows: bool, random: np.random.G
         context_lengths_host=tuple(contexts),
         row_index=row_index,
         has_rows=with_rows,
-        logit_index=starts[1:] - 1,
+        sampling=np.arange(len(lengths)) if bucket.decoding else np.delete(np.arange(len(lengths)), (1, len(lengths) // 2 + 1)),
     )
 
 

@@ -157,7 +157,7 @@ def test_one_long_context_among_short_ones(
         assert run.tokens(number) == plain_answer(folder, request, 6)
     used = run.engine.runner.step_graphs._graphs
     assert {bucket for bucket in used if bucket.decoding} == {Bucket(16, 16, True, uneven=True)}
-    items = used[Bucket(16, 16, True, uneven=True)][0].on_device()["key_items"]
+    items = used[Bucket(16, 16, True, uneven=True)][0].on_device(2048)["key_items"]
     assert items.first.tolist()[1] > 1 and items.first.tolist()[9:] == [items.first.tolist()[9]] * 8, "nobody has the rest"
     assert items.sequence.tolist()[: items.first[9]] == sorted(items.sequence.tolist()[: items.first[9]])
     even = [run.add(request_of(folder, letter * 3), tokens=6) for letter in "jklmnopqr"]
