@@ -1,0 +1,62 @@
+"""In the last layer only tokens whose logits are wanted attend: they must find their own sequence, whoever stands before it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.models.families import read_model_spec
+from sightline.models.load import load_model
+from sightline.run.batch import PackedBatch
+from sightline.run.kv_cache import allocate_pages
+
+PAGE, CPU = 4, torch.device("cpu")
+LENGTHS = (5, 9, 2)  # prompts, all of it new
+
+
+def prompts(numbers: list[int], sampling: list[int]) -> PackedBatch:
+    """Some of the prompts together; `sampling` are places among them."""
+    lengths = [LENGTHS[number] for number in numbers]
+    places = [np.arange(length) for length in lengths]
+    first_page = np.cumsum([0, *(-(-length // PAGE) for length in LENGTHS)])
+    table = np.zeros((len(numbers), max(-(-length // PAGE) for length in lengths)), np.int32)
+    for row, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+        pages = -(-length // PAGE)
+        table[row, :pages] = first_page[number] + np.arange(pages)
+    position = np.concatenate(places).astype(np.int32)
+    slots = [pages[place // PAGE].astype(np.int64) * PAGE + place % PAGE for pages, place in zip(table, places, strict=True)]
+    return PackedBatch(
+        token_ids=np.concatenate([20 + 10 * number + np.arange(LENGTHS[number]) for number in numbers]),
+        positions=np.stack([position] * 3),
+        slots=np.concatenate(slots),
+        page_table=table,
+        query_starts=np.cumsum([0, *lengths]).astype(np.int32),
+        context_lengths=np.array(lengths, np.int32),
+        query_lengths_host=tuple(lengths),
+        context_lengths_host=tuple(lengths),
+        row_index=np.full(len(position), -1, np.int64),
+        has_rows=False,
+        sampling=np.array(sampling, np.int64),
+    )
+
+
+@pytest.mark.parametrize("sampling", [[0, 1, 2], [1], [2], [0, 2], []])
+@torch.inference_mode()
+def test_whoever_wants_logits_gets_its_own(tiny_checkpoints: dict[str, Path], sampling: list[int]) -> None:
+    folder = tiny_checkpoints["qwen3-vl"]
+    spec = read_model_spec(folder)
+    model = load_model(spec, folder, CPU, torch.float32, 64)
+
+    def logits(batch: PackedBatch) -> torch.Tensor:
+        caches = allocate_pages(spec.text, 8, PAGE, CPU, torch.float32)
+        found: torch.Tensor = model(batch.on(CPU, torch.empty(0)), caches)
+        return found
+
+    together = prompts([0, 1, 2], sampling)
+    wanted = together.on(CPU, torch.empty(0)).wanted
+    assert wanted.context_lengths.tolist() == list(wanted.context_lengths_host), "a kernel would read other keys"
+    found = logits(together)
+    assert len(found) == len(sampling)
+    for row, number in zip(found, sampling, strict=True):
+        torch.testing.assert_close(row, logits(prompts([number], [0]))[0], atol=1e-5, rtol=1e-5)
