@@ -5,6 +5,7 @@ import torch
 
 from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
 from sightline.models.model import VisionLanguageModel
+from sightline.ops.sequences import PagedSequences
 from sightline.run.kv_cache import allocate_pages
 from sightline.spec import ProcessorSpec
 from sightline.types import Request
@@ -59,11 +60,13 @@ class SingleSequence:
             token_ids=torch.from_numpy(token_ids).to(self.device),
             positions=positions,
             slots=torch.arange(self.length, context, device=self.device),
-            page_table=self.page_table,
-            query_starts=torch.tensor([0, new], dtype=torch.int32, device=self.device),
-            context_lengths=torch.tensor([context], dtype=torch.int32, device=self.device),
-            query_lengths_host=(new,),
-            context_lengths_host=(context,),
+            sequences=PagedSequences(
+                page_table=self.page_table,
+                query_starts=torch.tensor([0, new], dtype=torch.int32, device=self.device),
+                context_lengths=torch.tensor([context], dtype=torch.int32, device=self.device),
+                query_lengths_host=(new,),
+                context_lengths_host=(context,),
+            ),
             vision_rows=vision_rows,
             row_index=row_index,
             wanted=WantedTokens(

@@ -11,7 +11,9 @@ from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_ar
 from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
 from sightline.ops.key_items import KeyItems, share_keys
-from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
+from sightline.ops.qkv import HeadNorms
+from sightline.ops.rotary import RotaryTable, TextRotation, make_rotary_table, mrope_axes
+from sightline.ops.sequences import PagedSequences
 
 
 def _embed_rows(at: Setting) -> Iterator[Case]:
@@ -92,13 +94,13 @@ def _projection(at: Setting, rows: int, table: RotaryTable) -> Arguments:
     text = at.spec.text
     return {
         "qkv": at.normal(rows, text.num_heads + 2 * text.num_kv_heads, text.head_dim),
-        "q_weight": at.normal(text.head_dim) if text.qk_norm else None,
-        "k_weight": at.normal(text.head_dim) if text.qk_norm else None,
-        "eps": text.norm_eps,
-        "positions": at.integers(0, 32_768, 3, rows, dtype=torch.int32),
-        "table": table,
-        "axes": mrope_axes(text.rope.sections, text.rope.layout, at.device),
-        "pairing": text.rope.pairing,
+        "norms": HeadNorms(at.normal(text.head_dim), at.normal(text.head_dim), text.norm_eps) if text.qk_norm else None,
+        "rotation": TextRotation(
+            at.integers(0, 32_768, 3, rows, dtype=torch.int32),
+            table,
+            mrope_axes(text.rope.sections, text.rope.layout, at.device),
+            text.rope.pairing,
+        ),
     }
 
 
@@ -132,7 +134,7 @@ def _attend_new_tokens(at: Setting) -> Iterator[Case]:
     def make(case: Case, listed: bool) -> Arguments:
         arguments = case.make()
         del arguments["q"]
-        pages, contexts = arguments["page_table"], arguments["context_lengths_host"]
+        pages, contexts = arguments["sequences"].page_table, arguments["sequences"].context_lengths_host
         last = at.tensor(contexts).long() - 1
         slots = pages.gather(1, (last // page_size)[:, None])[:, 0].long() * page_size + last % page_size
         made = {**_projection(at, len(pages), table), **arguments, "slots": slots}
@@ -178,11 +180,13 @@ def _paged(at: Setting, queries: int, contexts: tuple[int, ...], shape: str) -> 
             "q": at.normal(len(contexts) * queries, text.num_heads, text.head_dim),
             "k_cache": at.normal(*cache),
             "v_cache": at.normal(*cache),
-            "page_table": table.contiguous(),
-            "query_starts": at.tensor(list(range(0, (len(contexts) + 1) * queries, queries))),
-            "context_lengths": at.tensor(contexts),
-            "query_lengths_host": (queries,) * len(contexts),
-            "context_lengths_host": contexts,
+            "sequences": PagedSequences(
+                page_table=table.contiguous(),
+                query_starts=at.tensor(list(range(0, (len(contexts) + 1) * queries, queries))),
+                context_lengths=at.tensor(contexts),
+                query_lengths_host=(queries,) * len(contexts),
+                context_lengths_host=contexts,
+            ),
         }
 
     heads = text.num_heads * text.head_dim

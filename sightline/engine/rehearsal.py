@@ -12,6 +12,7 @@ import torch
 
 from sightline.models.inputs import ForwardBatch, WantedTokens
 from sightline.models.model import VisionLanguageModel
+from sightline.ops.sequences import PagedSequences
 from sightline.run.kv_cache import allocate_pages
 from sightline.run.sampler import SamplingRow, make_generator, sample
 from sightline.run.sampling_params import MAX_TOP_LOGPROBS, ResolvedSampling
@@ -78,11 +79,13 @@ def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longes
         token_ids=zeros(tokens),
         positions=zeros(3, tokens, dtype=torch.int32),
         slots=zeros(tokens),
-        page_table=zeros(len(lengths), -(-longest // page_size), dtype=torch.int32),
-        query_starts=starts.int(),
-        context_lengths=starts.diff().int(),  # short on the device, to save time: memory depends on what the host knows
-        query_lengths_host=lengths,
-        context_lengths_host=(longest,) * len(lengths),
+        sequences=PagedSequences(
+            page_table=zeros(len(lengths), -(-longest // page_size), dtype=torch.int32),
+            query_starts=starts.int(),
+            context_lengths=starts.diff().int(),  # short on the device, to save time: memory depends on what the host knows
+            query_lengths_host=lengths,
+            context_lengths_host=(longest,) * len(lengths),
+        ),
         vision_rows=zeros(1, model.spec.vision.row_width, dtype=weight.dtype),
         row_index=zeros(tokens),
         wanted=WantedTokens(

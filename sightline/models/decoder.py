@@ -8,12 +8,13 @@ from torch import nn
 
 from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
 from sightline.models.layers import GatedMLP, RMSNorm, add_product, apply_linear
-from sightline.ops.attention import all_single, paged_attention
+from sightline.ops.attention import paged_attention
 from sightline.ops.linear import FEW_ROWS, linear
 from sightline.ops.new_tokens import attend_new_tokens
-from sightline.ops.qkv import rotate_and_store
-from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes
+from sightline.ops.qkv import HeadNorms, rotate_and_store
+from sightline.ops.rotary import RotaryTable, TextRotation, make_rotary_table, mrope_axes
 from sightline.ops.rows import embed_rows
+from sightline.ops.sequences import PagedSequences
 from sightline.spec import TextSpec
 
 
@@ -32,53 +33,35 @@ class Attention(nn.Module):
         hidden: torch.Tensor,
         batch: ForwardBatch,
         cache: LayerCache,
-        table: RotaryTable,
-        axes: torch.Tensor,
+        rotation: TextRotation,
         only: WantedTokens | None,
     ) -> torch.Tensor:
         """What `out` takes, of all tokens or of those alone; all have their keys and values stored."""
-        projected = (
-            apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim)),
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
-            self.spec.norm_eps,
-            batch.positions,
-            table,
-            axes,
-            self.spec.rope.pairing,
-            cache.keys,
-            cache.values,
-            batch.slots,
-        )
-        if only is not None and not all_single(batch.query_lengths_host):
-            return _attend_only(only, rotate_and_store(*projected), batch.page_table, cache).flatten(1)
+        qkv = apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim))
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.spec.norm_eps)
+        if only is not None and not batch.sequences.one_query_each:
+            q = rotate_and_store(qkv, norms, rotation, cache.keys, cache.values, batch.slots)
+            return _attend_only(only, q, batch.sequences.page_table, cache).flatten(1)
         attended = attend_new_tokens(
-            *projected,
-            batch.page_table,
-            batch.query_starts,
-            batch.context_lengths,
-            batch.query_lengths_host,
-            batch.context_lengths_host,
-            batch.key_items,
+            qkv, norms, rotation, cache.keys, cache.values, batch.slots, batch.sequences, batch.key_items
         ).flatten(1)
         return attended if only is None else attended[only.index]
 
 
 def _attend_only(wanted: WantedTokens, q: torch.Tensor, page_table: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     """q [tokens, heads, head_dim]. Returns [wanted, heads, head_dim]."""
-    count = len(wanted.index)
-    if not count:
+    if not len(wanted.index):
         return q[:0]
-    return paged_attention(
-        q[wanted.index],
-        cache.keys,
-        cache.values,
+    single = PagedSequences(
         page_table[wanted.sequence],
         wanted.query_starts,
         wanted.context_lengths,
-        (1,) * count,
+        (1,) * len(wanted.index),
         wanted.context_lengths_host,
     )
+    return paged_attention(q[wanted.index], cache.keys, cache.values, single)
 
 
 def norm_of_sum(
@@ -107,8 +90,7 @@ class DecoderLayer(nn.Module):
         tap: torch.Tensor | None,
         batch: ForwardBatch,
         cache: LayerCache,
-        table: RotaryTable,
-        axes: torch.Tensor,
+        rotation: TextRotation,
         tap_follows: bool,
         only: WantedTokens | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -121,7 +103,7 @@ class DecoderLayer(nn.Module):
             normed = self.input_norm(hidden)
         else:
             normed, hidden = norm_of_sum(self.input_norm, hidden, pending, tap, batch.row_index)
-        attended = self.attention(normed, batch, cache, table, axes, only)
+        attended = self.attention(normed, batch, cache, rotation, only)
         if only is not None:
             hidden = hidden[only.index]
             if not len(hidden):
@@ -174,11 +156,12 @@ class Decoder(nn.Module):
         """Logits of the wanted tokens, [wanted, vocab], in the model's dtype."""
         hidden = embed_rows(batch.token_ids, self.embed_tokens.weight, batch.vision_rows, batch.row_index)
         taps = self._taps(batch)
+        rotation = TextRotation(batch.positions, self.rotary, self.axes, self.spec.rope.pairing)
         pending, tap = None, None
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             tap_follows, is_last = index < len(taps), index == len(self.layers) - 1
             only = batch.wanted if is_last else None
-            hidden, pending = layer(hidden, pending, tap, batch, cache, self.rotary, self.axes, tap_follows, only)
+            hidden, pending = layer(hidden, pending, tap, batch, cache, rotation, tap_follows, only)
             tap = taps[index] if tap_follows else None
         rows = None if tap is None or batch.row_index is None else batch.row_index[batch.wanted.index]
         if pending is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from sightline.ops.key_items import KeyItems
+from sightline.ops.sequences import PagedSequences
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,7 @@ class ForwardBatch:
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [3, tokens] int32: time, height, width
     slots: torch.Tensor  # [tokens] int64: where each token's key and value go
-    page_table: torch.Tensor  # [sequences, max_pages] int32
-    query_starts: torch.Tensor  # [sequences + 1] int32
-    context_lengths: torch.Tensor  # [sequences] int32, new tokens included
-    query_lengths_host: tuple[int, ...]
-    context_lengths_host: tuple[int, ...]
+    sequences: PagedSequences
     vision_rows: torch.Tensor | None  # [rows, row_width]: the merged row, then one per deepstack tap
     row_index: torch.Tensor | None  # [tokens] int64: row of vision_rows, -1 for text
     wanted: WantedTokens

@@ -1,8 +1,4 @@
-"""Attention over segments (the tower) and over pages of keys and values (the language model), and the store into pages.
-
-Pages: a cache is [pages, page_size, kv_heads, head_dim]. Sequence s holds its tokens 0, 1, 2 … in the pages
-page_table[s, 0], page_table[s, 1], … in order. A flat slot is page * page_size + offset.
-"""
+"""Attention over segments (the tower) and over pages of keys and values (the language model), and the store into pages."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.sequences import PagedSequences
 
 # Not cuDNN: it makes a plan for each new length, some 100 ms, and a sequence that decodes has a new length every step.
 _PAGED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -144,40 +141,20 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
             "q": make.normal(starts[-1], heads, head_dim),
             "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
             "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
-            "page_table": table,
-            "query_starts": make.tensor(starts),
-            "context_lengths": make.tensor(contexts),
-            "query_lengths_host": queries,
-            "context_lengths_host": contexts,
+            "sequences": PagedSequences(table, make.tensor(starts), make.tensor(contexts), queries, contexts),
         }
 
 
 @op(examples=_paged_examples, tolerances=_TOLERANCES)
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
-) -> torch.Tensor:
-    """Causal attention of each sequence's newest tokens over all its tokens. Returns [tokens, heads, head_dim].
+def paged_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> torch.Tensor:
+    """Causal attention of each sequence's new tokens over all its tokens. q and what is returned [tokens, heads, head_dim].
 
-    q [tokens, heads, head_dim]: the query_lengths[s] newest tokens of sequence s, sequences one after another.
-    page_table [sequences, max_pages] int32, query_starts [sequences + 1] int32, context_lengths [sequences] int32: tokens of
-    the sequence, these queries included. Query i of n sees the first context - n + i + 1 tokens. Heads are grouped: query
-    head h reads key/value head h * kv_heads // heads. The host copies spare the definition a wait for the device.
+    Query i of n sees the first context - n + i + 1 tokens. Heads are grouped: query head h reads key/value head
+    h * kv_heads // heads.
     """
     out = torch.empty_like(q)
-    attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host)
+    attend_chunks(out, q, k_cache, v_cache, sequences)
     return out
-
-
-def all_single(query_lengths_host: tuple[int, ...]) -> bool:
-    """Whether each sequence has one query. As many tokens as sequences do not mean that: a graph has room for either."""
-    return max(query_lengths_host, default=0) == 1
 
 
 def attend_chunks(
@@ -185,20 +162,19 @@ def attend_chunks(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    sequences: PagedSequences,
     skip_single: bool = False,
 ) -> None:
     """Fills `out` sequence by sequence; `skip_single` leaves those with one query to somebody else."""
     page_size, kv_heads = k_cache.shape[1:3]
     start = 0
     with sdpa_kernel(_PAGED_BACKENDS):
-        for row, (queries, context) in enumerate(zip(query_lengths_host, context_lengths_host, strict=True)):
+        lengths = zip(sequences.query_lengths_host, sequences.context_lengths_host, strict=True)
+        for row, (queries, context) in enumerate(lengths):
             part, start = q[start : start + queries], start + queries
             if queries == 1 and skip_single:
                 continue
-            pages = page_table[row, : -(-context // page_size)].long()
+            pages = sequences.page_table[row, : -(-context // page_size)].long()
             keys, values = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
             if queries == 1:
                 # The query heads that share a key/value head are like so many queries of it, and all see every key.

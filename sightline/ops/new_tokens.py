@@ -9,8 +9,9 @@ from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 from sightline.ops.key_items import KeyItems, share_keys
 from sightline.ops.linear import TWO_OPS
-from sightline.ops.qkv import rotate_and_store
-from sightline.ops.rotary import Pairing, RotaryTable, make_rotary_table, mrope_axes
+from sightline.ops.qkv import HeadNorms, rotate_and_store
+from sightline.ops.rotary import Pairing, TextRotation, make_rotary_table, mrope_axes
+from sightline.ops.sequences import PagedSequences
 
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
@@ -37,21 +38,17 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         starts = [sum(queries[:count]) for count in range(len(queries) + 1)]
         example = {
             "qkv": make.normal(tokens, heads + 2 * kv_heads, head_dim),
-            "q_weight": make.normal(head_dim) if norms else None,
-            "k_weight": make.normal(head_dim) if norms else None,
-            "eps": 1e-6,
-            "positions": make.integers(0, 300, 3, tokens),
-            "table": make_rotary_table(300, rotary_dim, 1e6, make.device),
-            "axes": mrope_axes(sections, "blocked", make.device),
-            "pairing": pairing,
+            "norms": HeadNorms(make.normal(head_dim), make.normal(head_dim), 1e-6) if norms else None,
+            "rotation": TextRotation(
+                make.integers(0, 300, 3, tokens),
+                make_rotary_table(300, rotary_dim, 1e6, make.device),
+                mrope_axes(sections, "blocked", make.device),
+                pairing,
+            ),
             "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
             "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
             "slots": make.tensor(slots, torch.int64),
-            "page_table": make.tensor(table),
-            "query_starts": make.tensor(starts),
-            "context_lengths": make.tensor(contexts),
-            "query_lengths_host": queries,
-            "context_lengths_host": contexts,
+            "sequences": PagedSequences(make.tensor(table), make.tensor(starts), make.tensor(contexts), queries, contexts),
         }
         yield example
         if tokens == len(queries) > 1:
@@ -63,21 +60,12 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 @op(examples=_examples, tolerances={torch.float32: Tolerance(2e-5, 2e-5), torch.bfloat16: Tolerance(3.2e-2, 3.2e-2)})
 def attend_new_tokens(
     qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Pairing,
+    norms: HeadNorms | None,
+    rotation: TextRotation,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    sequences: PagedSequences,
     key_items: KeyItems | None = None,
 ) -> torch.Tensor:
     """rotate_and_store, whose arguments come first, and paged_attention. Returns [tokens, heads, head_dim].
@@ -85,33 +73,20 @@ def attend_new_tokens(
     Slots are where the page table has the newest tokens of each sequence. key_items, where each has one new token: how a kernel
     is to share out their keys.
     """
-    q = rotate_and_store.definition(qkv, q_weight, k_weight, eps, positions, table, axes, pairing, k_cache, v_cache, slots)
-    return paged_attention.definition(
-        q, k_cache, v_cache, page_table, query_starts, context_lengths, query_lengths_host, context_lengths_host
-    )
+    q = rotate_and_store.definition(qkv, norms, rotation, k_cache, v_cache, slots)
+    return paged_attention.definition(q, k_cache, v_cache, sequences)
 
 
 @attend_new_tokens.twin(TWO_OPS, when=lambda *_, **__: True, recordable=True)
 def attend_new_tokens_in_two(
     qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Pairing,
+    norms: HeadNorms | None,
+    rotation: TextRotation,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    sequences: PagedSequences,
     key_items: KeyItems | None = None,
 ) -> torch.Tensor:
-    q = rotate_and_store(qkv, q_weight, k_weight, eps, positions, table, axes, pairing, k_cache, v_cache, slots)
-    return paged_attention(
-        q, k_cache, v_cache, page_table, query_starts, context_lengths, query_lengths_host, context_lengths_host
-    )
+    q = rotate_and_store(qkv, norms, rotation, k_cache, v_cache, slots)
+    return paged_attention(q, k_cache, v_cache, sequences)

@@ -1,6 +1,7 @@
 """What happens to queries, keys and values between their projection and attention: norm per head, rotary, store into pages."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -8,11 +9,20 @@ import torch
 from sightline.ops.attention import kv_store
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 from sightline.ops.norms import rms_norm
-from sightline.ops.rotary import RotaryTable, make_rotary_table, mrope_axes, text_rotary
+from sightline.ops.rotary import Pairing, TextRotation, make_rotary_table, mrope_axes, text_rotary
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of each head's queries and keys."""
+
+    q_weight: torch.Tensor  # [head_dim]
+    k_weight: torch.Tensor  # [head_dim]
+    eps: float
 
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    cases: tuple[tuple[int, int, int, int, tuple[int, int, int], Literal["blocked", "interleaved"], str, bool], ...] = (
+    cases: tuple[tuple[int, int, int, int, tuple[int, int, int], Literal["blocked", "interleaved"], Pairing, bool], ...] = (
         # heads, kv_heads, head_dim, rotary_dim, sections, layout, pairing, norms
         (4, 2, 128, 128, (24, 20, 20), "interleaved", "halves", True),
         (6, 2, 128, 128, (16, 24, 24), "blocked", "halves", False),
@@ -22,13 +32,13 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for heads, kv_heads, head_dim, rotary_dim, sections, layout, pairing, norms in cases:
         yield {
             "qkv": make.normal(11, heads + 2 * kv_heads, head_dim),
-            "q_weight": make.normal(head_dim) if norms else None,
-            "k_weight": make.normal(head_dim) if norms else None,
-            "eps": 1e-6,
-            "positions": make.integers(0, 300, 3, 11),
-            "table": make_rotary_table(300, rotary_dim, 1e6, make.device),
-            "axes": mrope_axes(sections, layout, make.device),
-            "pairing": pairing,
+            "norms": HeadNorms(make.normal(head_dim), make.normal(head_dim), 1e-6) if norms else None,
+            "rotation": TextRotation(
+                make.integers(0, 300, 3, 11),
+                make_rotary_table(300, rotary_dim, 1e6, make.device),
+                mrope_axes(sections, layout, make.device),
+                pairing,
+            ),
             "k_cache": make.normal(4, 4, kv_heads, head_dim),
             "v_cache": make.normal(4, 4, kv_heads, head_dim),
             "slots": make.permutation(16)[:11],
@@ -38,26 +48,21 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 @op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(3.2e-2, 1.6e-2)})
 def rotate_and_store(
     qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Literal["halves", "adjacent"],
+    norms: HeadNorms | None,
+    rotation: TextRotation,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
     """Queries ready for attention, [tokens, heads, head_dim]; keys and values go to their slots.
 
-    qkv [tokens, heads + 2 * kv_heads, head_dim]; q_weight and k_weight [head_dim] of an RMS norm per head, or None; positions,
-    table, axes and pairing as in text_rotary; caches and slots as in kv_store.
+    qkv [tokens, heads + 2 * kv_heads, head_dim]; caches and slots as in kv_store.
     """
     kv_heads = k_cache.shape[2]
     q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    if q_weight is not None and k_weight is not None:
-        q, k = rms_norm.definition(q, q_weight, eps), rms_norm.definition(k, k_weight, eps)
-    q, k = text_rotary(q, k, positions, table, axes, pairing)
+    if norms is not None:
+        q = rms_norm.definition(q, norms.q_weight, norms.eps)
+        k = rms_norm.definition(k, norms.k_weight, norms.eps)
+    q, k = text_rotary(q, k, rotation)
     kv_store(k, v, k_cache, v_cache, slots)
     return q

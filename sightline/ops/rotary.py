@@ -205,23 +205,26 @@ def mrope_axes(sections: tuple[int, int, int], layout: Literal["blocked", "inter
     return axes.to(device)
 
 
-def text_rotary(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Pairing,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(frozen=True)
+class TextRotation:
+    """By what tokens of the language model are rotated."""
+
+    positions: torch.Tensor  # [3, tokens] int32: time, height, width
+    table: RotaryTable
+    axes: torch.Tensor  # [frequencies]: which of the three drives each frequency
+    pairing: Pairing
+
+
+def text_rotary(q: torch.Tensor, k: torch.Tensor, by: TextRotation) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotates the first 2 * frequencies numbers of each head of q and k; the rest passes through.
 
-    q [tokens, heads, head_dim], k [tokens, kv_heads, head_dim], positions [3, tokens] int, axes [frequencies].
+    q [tokens, heads, head_dim], k [tokens, kv_heads, head_dim].
     """
-    frequencies = axes.shape[0]
-    which = torch.arange(frequencies, device=axes.device)
-    row = positions[axes].T.long()  # [tokens, frequencies]: the position that drives each frequency
-    cos, sin = table.cos[row, which], table.sin[row, which]
-    rotate = _rotate_halves if pairing == "halves" else _rotate_adjacent
+    frequencies = by.axes.shape[0]
+    which = torch.arange(frequencies, device=by.axes.device)
+    row = by.positions[by.axes].T.long()  # [tokens, frequencies]: the position that drives each frequency
+    cos, sin = by.table.cos[row, which], by.table.sin[row, which]
+    rotate = _rotate_halves if by.pairing == "halves" else _rotate_adjacent
     split = 2 * frequencies
     rotated = [torch.cat((rotate(x[..., :split], cos, sin), x[..., split:]), dim=-1) for x in (q, k)]
     return rotated[0], rotated[1]

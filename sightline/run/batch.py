@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.models.inputs import ForwardBatch, WantedTokens
+from sightline.ops.sequences import PagedSequences
 from sightline.schedule.state import Chunk
 from sightline.vision.transfer import send
 
@@ -19,7 +20,7 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A ForwardBatch on the host; fields as there."""
+    """A ForwardBatch on the host; fields as there and in its sequences."""
 
     token_ids: NDArray[np.int64]  # tokens in flight are places among those sampled last, counted down from -1
     positions: NDArray[np.int32]
@@ -43,11 +44,13 @@ class PackedBatch:
             token_ids=send(self.token_ids, device),
             positions=send(self.positions, device),
             slots=send(self.slots, device),
-            page_table=send(self.page_table, device),
-            query_starts=send(self.query_starts, device),
-            context_lengths=send(self.context_lengths, device),
-            query_lengths_host=self.query_lengths_host,
-            context_lengths_host=self.context_lengths_host,
+            sequences=PagedSequences(
+                page_table=send(self.page_table, device),
+                query_starts=send(self.query_starts, device),
+                context_lengths=send(self.context_lengths, device),
+                query_lengths_host=self.query_lengths_host,
+                context_lengths_host=self.context_lengths_host,
+            ),
             vision_rows=vision_rows if self.has_rows else None,
             row_index=send(self.row_index, device) if self.has_rows else None,
             wanted=WantedTokens(

@@ -28,6 +28,7 @@ from sightline.ops.capture import Capture, Replay
 from sightline.ops.dispatch import twins_are_on
 from sightline.ops.key_items import KeyItems, share_keys
 from sightline.ops.pages import is_worth_gathering
+from sightline.ops.sequences import PagedSequences
 from sightline.run.batch import PackedBatch, known_tokens
 from sightline.vision.transfer import send
 
@@ -154,10 +155,7 @@ class StepGraphs:
         """What the graph reads. The longest length on the host bounds the real ones: kernels take those from the device."""
         lengths = (1,) * bucket.sequences if bucket.decoding else (bucket.tokens,) + (1,) * (bucket.sequences - 1)
         return ForwardBatch(
-            **inputs.on_device(self._longest),
-            page_table=self._page_table[: bucket.sequences],
-            query_lengths_host=lengths,
-            context_lengths_host=(self._longest,) * bucket.sequences,
+            **inputs.on_device(self._page_table[: bucket.sequences], lengths, self._longest),
             vision_rows=None if bucket.decoding else self._vision_rows,
         )
 
@@ -187,11 +185,14 @@ class _Inputs:
         self._buffer = torch.zeros(self._bytes, dtype=torch.uint8, device=device)
         self._one_each = torch.arange(sequences + 1, dtype=torch.int32, device=device)
 
-    def on_device(self, longest: int) -> dict[str, Any]:
+    def on_device(self, page_table: torch.Tensor, lengths: tuple[int, ...], longest: int) -> dict[str, Any]:
+        """Fields of a ForwardBatch. New tokens of each sequence and the longest context bound what will be in the buffer."""
         views: dict[str, Any] = dict(self._views(self._buffer))
         if self._bucket.decoding:
             views["row_index"] = None
         contexts = (longest,) * self._bucket.sequences
+        starts, on_device = views.pop("query_starts"), views.pop("context_lengths")
+        views["sequences"] = PagedSequences(page_table, starts, on_device, lengths, contexts)
         wanted = _taken_out(views, _WANTED)
         views["wanted"] = WantedTokens(**wanted, query_starts=self._one_each, context_lengths_host=contexts)
         if self._bucket.uneven:
@@ -255,6 +256,6 @@ def step_graphs_are_possible(model: VisionLanguageModel, page_size: int) -> bool
         starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=weight.device)
         q = weight.new_empty(sum(queries), spec.num_heads, spec.head_dim)
         table, lengths = starts.new_zeros(2, 1), starts.new_ones(2)
-        arguments = (q, page, page, table, starts, lengths, queries, (4, 4))
+        arguments = (q, page, page, PagedSequences(table, starts, lengths, queries, (4, 4)))
         found.append(next((twin for twin in paged_attention.twins if twin.when(*arguments)), None))
     return all(twin is not None and twin.recordable for twin in found)

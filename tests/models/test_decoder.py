@@ -13,6 +13,8 @@ from sightline.models.layers import GatedMLP
 from sightline.models.load import load_model
 from sightline.models.model import VisionLanguageModel
 from sightline.ops.attention import paged_attention
+from sightline.ops.rotary import TextRotation
+from sightline.ops.sequences import PagedSequences
 from sightline.run.kv_cache import allocate_pages
 
 TOKENS, CPU = 6, torch.device("cpu")
@@ -23,11 +25,13 @@ def batch_of(vision_rows: torch.Tensor | None, row_index: torch.Tensor | None, t
         token_ids=token_ids,
         positions=torch.arange(TOKENS, dtype=torch.int32).expand(3, -1).contiguous(),
         slots=torch.arange(TOKENS),
-        page_table=torch.zeros(1, 1, dtype=torch.int32),
-        query_starts=torch.tensor([0, TOKENS], dtype=torch.int32),
-        context_lengths=torch.tensor([TOKENS], dtype=torch.int32),
-        query_lengths_host=(TOKENS,),
-        context_lengths_host=(TOKENS,),
+        sequences=PagedSequences(
+            page_table=torch.zeros(1, 1, dtype=torch.int32),
+            query_starts=torch.tensor([0, TOKENS], dtype=torch.int32),
+            context_lengths=torch.tensor([TOKENS], dtype=torch.int32),
+            query_lengths_host=(TOKENS,),
+            context_lengths_host=(TOKENS,),
+        ),
         vision_rows=vision_rows,
         row_index=row_index,
         wanted=wanted_of([1, 4, 5]),
@@ -52,8 +56,9 @@ def one_add_after_another(
     parts = rows[[index[token] for token in vision]].split(size, dim=1)
     hidden = text.embed_tokens(batch.token_ids.clamp(max=10))
     hidden[vision] = parts[0]
+    rotation = TextRotation(batch.positions, text.rotary, text.axes, model.spec.text.rope.pairing)
     for number, (layer, cache) in enumerate(zip(text.layers, caches, strict=True)):
-        hidden = sum(layer(hidden, None, None, batch, cache, text.rotary, text.axes, tap_follows=True, only=None))
+        hidden = sum(layer(hidden, None, None, batch, cache, rotation, tap_follows=True, only=None))
         if number + 1 < len(parts):
             hidden[vision] += parts[number + 1]
     head = text.embed_tokens.weight if text.lm_head is None else text.lm_head.weight

@@ -19,8 +19,9 @@ from sightline.ops.pages import gather_pages
 from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.ops.places import patch_places
 from sightline.ops.position_grid import add_position_grid
-from sightline.ops.qkv import rotate_and_store
-from sightline.ops.rotary import make_patch_rotary, make_rotary_table, mrope_axes, vision_rotary
+from sightline.ops.qkv import HeadNorms, rotate_and_store
+from sightline.ops.rotary import TextRotation, make_patch_rotary, make_rotary_table, mrope_axes, vision_rotary
+from sightline.ops.sequences import PagedSequences
 from sightline.ops.tail import join_parts, repeat_tail
 from sightline.ops.twins import register_twins
 
@@ -70,17 +71,17 @@ def steps_of_many_tokens() -> None:
         qkv, positions = torch.zeros(tokens, 8, 128).bfloat16(), torch.zeros(3, tokens, dtype=torch.int32)
         weight = torch.zeros(128).bfloat16()
         slots = torch.zeros(tokens, dtype=torch.int64)
-        by_triton("rotate_and_store", qkv, weight, weight, 1e-6, positions, table, axes, "halves", cache, cache, slots)
+        rotation = TextRotation(positions, table, axes, "halves")
+        by_triton("rotate_and_store", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, cache, slots)
     for sequences, pages in ((1, 1), (1, 16), (3, 17), (200, 4)):
         page_table = torch.zeros(sequences, pages, dtype=torch.int32)
         lengths, starts = torch.ones(sequences, dtype=torch.int32), torch.arange(sequences + 1, dtype=torch.int32)
         by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128)
-        pages_and_lengths = (page_table, starts, lengths, (1,) * sequences, (100,) * sequences)
-        by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, cache, *pages_and_lengths)
-        rotary = (torch.zeros(3, sequences, dtype=torch.int32), table, axes, "halves")
-        caches = (cache, cache, torch.zeros(sequences, dtype=torch.int64))
-        qkv = torch.zeros(sequences, 8, 128).bfloat16()
-        by_triton("attend_new_tokens", qkv, weight, weight, 1e-6, *rotary, *caches, *pages_and_lengths)
+        paged = PagedSequences(page_table, starts, lengths, (1,) * sequences, (100,) * sequences)
+        by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, cache, paged)
+        rotation = TextRotation(torch.zeros(3, sequences, dtype=torch.int32), table, axes, "halves")
+        slots, qkv = torch.zeros(sequences, dtype=torch.int64), torch.zeros(sequences, 8, 128).bfloat16()
+        by_triton("attend_new_tokens", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, cache, slots, paged)
 
 
 def main() -> None:

@@ -10,8 +10,17 @@ from sightline.ops.attention import kv_store, paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.position_grid import interpolate_position_grid
-from sightline.ops.rotary import Pairing, make_patch_rotary, make_rotary_table, mrope_axes, text_rotary, vision_rotary
+from sightline.ops.rotary import (
+    Pairing,
+    TextRotation,
+    make_patch_rotary,
+    make_rotary_table,
+    mrope_axes,
+    text_rotary,
+    vision_rotary,
+)
 from sightline.ops.rows import embed_rows
+from sightline.ops.sequences import PagedSequences
 from sightline.ops.token_mask import forbid_tokens
 
 
@@ -70,7 +79,7 @@ def test_text_rotary(pairing: str, head_dim: int, rotary_dim: int) -> None:
     positions = torch.randint(0, 90, (3, 4))
     q, k = torch.randn(4, 3, head_dim), torch.randn(4, 1, head_dim)
     table = make_rotary_table(90, rotary_dim, 1e3, torch.device("cpu"))
-    for before, after in zip((q, k), text_rotary(q, k, positions, table, axes, pairing), strict=True):
+    for before, after in zip((q, k), text_rotary(q, k, TextRotation(positions, table, axes, pairing)), strict=True):
         assert torch.equal(after[..., rotary_dim:], before[..., rotary_dim:])
         for token in range(4):
             for i in range(count):
@@ -113,7 +122,7 @@ def test_paged_attention_is_causal_attention_over_the_sequence() -> None:
         sequences.append((torch.randn(context, heads, head_dim), k, v))
     q = torch.cat([full[len(full) - new :] for (full, _, _), new in zip(sequences, queries, strict=True)])
     starts = torch.tensor([0, 4, 5, 11])
-    out = paged_attention(q, k_cache, v_cache, table, starts, torch.tensor(contexts), queries, contexts)
+    out = paged_attention(q, k_cache, v_cache, PagedSequences(table, starts, torch.tensor(contexts), queries, contexts))
     for row, (full, k, v) in enumerate(sequences):
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         scores = torch.einsum("qhd,khd->hqk", full, k) / head_dim**0.5

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from sightline.ops import attention
 from sightline.ops.dispatch import OPS
-from sightline.ops.rotary import RotaryTable
+from sightline.ops.rotary import RotaryTable, TextRotation
+from sightline.ops.sequences import PagedSequences
 from sightline.ops.twins import register_twins
 from sightline.run.step_graphs import Bucket, buckets
 
@@ -23,14 +23,13 @@ def takes_it(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lengths = (1 if bucket.decoding else bucket.tokens, *others)  # as run/step_graphs.py says them
     cache = torch.empty(2, 16, KV_HEADS, SIZE)
     table, starts = torch.zeros(bucket.sequences, 4, dtype=torch.int32), torch.zeros(bucket.sequences + 1, dtype=torch.int32)
-    common = (cache, cache, table, starts, starts[1:], lengths, (64,) * bucket.sequences)
+    sequences = PagedSequences(table, starts, starts[1:], lengths, (64,) * bucket.sequences)
     qkv, slots = torch.empty(bucket.tokens, HEADS + 2 * KV_HEADS, SIZE), torch.zeros(bucket.tokens, dtype=torch.int64)
-    rotary = RotaryTable(torch.empty(8, SIZE // 2), torch.empty(8, SIZE // 2))
-    new = (qkv, None, None, 1e-6, starts, rotary, starts, "half", cache, cache, slots, *common[2:])
+    rotation = TextRotation(starts, RotaryTable(torch.empty(8, SIZE // 2), torch.empty(8, SIZE // 2)), starts, "halves")
     found = []
-    if new_tokens._takes(*new):
+    if new_tokens._takes(qkv, None, rotation, cache, cache, slots, sequences):
         found.append("attend_new_tokens")
-    if paged_attention._takes_decoding(qkv[:, :HEADS].contiguous(), *common):
+    if paged_attention._takes_decoding(qkv[:, :HEADS].contiguous(), cache, cache, sequences):
         found.append("paged_attention")
     return found
 
@@ -47,4 +46,6 @@ def test_graphs_of_prompts_never_take_the_kernels_for_single_queries(most: int, 
 
 
 def test_single_queries() -> None:
-    assert attention.all_single((1, 1)) and not attention.all_single((2, 1, 1)) and not attention.all_single(())
+    for lengths, single in (((1, 1), True), ((2, 1, 1), False), ((), False)):
+        nothing = torch.empty(0)
+        assert PagedSequences(nothing, nothing, nothing, lengths, lengths).one_query_each == single

@@ -18,29 +18,23 @@ from sightline import LLM
 from sightline.errors import ConfigError
 from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.dispatch import Twin
+from sightline.ops.sequences import PagedSequences
 from sightline.run.step_graphs import DECODING, MIXED_SEQUENCES, MIXED_TOKENS, UNEVEN, Bucket, StepGraphs, buckets
 
 
 def attention_by_device(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
 ) -> torch.Tensor:
     """As graphs need it: lengths come from the tensors alone. Rows of nobody get nothing (not a number)."""
     out = torch.full_like(q, float("nan"))
-    starts, contexts = query_starts.tolist(), context_lengths.tolist()
-    assert len(query_lengths_host) == len(contexts) and max(contexts) <= max(context_lengths_host)
+    starts, contexts = sequences.query_starts.tolist(), sequences.context_lengths.tolist()
+    assert len(sequences.query_lengths_host) == len(contexts) and max(contexts) <= max(sequences.context_lengths_host)
     for row, context in enumerate(contexts):
         part = slice(starts[row], starts[row + 1])
         if context and part.start < part.stop:
-            attend_chunks(
-                out[part], q[part], k_cache, v_cache, page_table[row : row + 1], (part.stop - part.start,), (context,)
-            )
+            pages = sequences.page_table[row : row + 1]
+            alone = PagedSequences(pages, torch.empty(0), torch.empty(0), (part.stop - part.start,), (context,))
+            attend_chunks(out[part], q[part], k_cache, v_cache, alone)
     return out
 
 
@@ -157,7 +151,7 @@ def test_one_long_context_among_short_ones(
         assert run.tokens(number) == plain_answer(folder, request, 6)
     used = run.engine.runner.step_graphs._graphs
     assert {bucket for bucket in used if bucket.decoding} == {Bucket(16, 16, True, uneven=True)}
-    items = used[Bucket(16, 16, True, uneven=True)][0].on_device(2048)["key_items"]
+    items = used[Bucket(16, 16, True, uneven=True)][0].on_device(torch.empty(0), (1,) * 16, 2048)["key_items"]
     assert items.first.tolist()[1] > 1 and items.first.tolist()[9:] == [items.first.tolist()[9]] * 8, "nobody has the rest"
     assert items.sequence.tolist()[: items.first[9]] == sorted(items.sequence.tolist()[: items.first[9]])
     even = [run.add(request_of(folder, letter * 3), tokens=6) for letter in "jklmnopqr"]

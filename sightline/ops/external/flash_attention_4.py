@@ -14,6 +14,7 @@ with without_the_compiler():
 
 from sightline.ops.attention import CUDNN, paged_attention, segment_attention
 from sightline.ops.pages import gather_pages, is_worth_gathering
+from sightline.ops.sequences import PagedSequences
 from sightline.ops.tail import Tail, join_parts, repeat_tail, split_tail
 from sightline.ops.triton.paged_attention import MIXED
 
@@ -128,25 +129,19 @@ def _takes_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
 # One query per sequence is left to the kernel that splits the keys. Contexts and pages come from the device.
 @paged_attention.twin("flash-attn-4", when=_takes_pages, recordable=True, before=MIXED)
 def paged_attention_fa4(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
 ) -> torch.Tensor:
+    page_table, contexts = sequences.page_table, sequences.context_lengths_host
     lengths = {
-        "cu_seqlens_q": query_starts,
-        "max_seqlen_q": max(query_lengths_host),
-        "max_seqlen_k": max(context_lengths_host),
-        "seqused_k": context_lengths,
+        "cu_seqlens_q": sequences.query_starts,
+        "max_seqlen_q": max(sequences.query_lengths_host),
+        "max_seqlen_k": max(contexts),
+        "seqused_k": sequences.context_lengths,
         "causal": True,
     }
     multiple = _KEYS_AT_ONCE[q.shape[2]]
-    if is_worth_gathering(query_lengths_host, context_lengths_host, multiple):
-        keys, values, starts = gather_pages(k_cache, v_cache, page_table, context_lengths, context_lengths_host, multiple)
+    if is_worth_gathering(sequences.query_lengths_host, contexts, multiple):
+        keys, values, starts = gather_pages(k_cache, v_cache, page_table, sequences.context_lengths, contexts, multiple)
         found = flash_attn_varlen_func(q, keys, values, cu_seqlens_k=starts, **lengths)
     else:
         found = flash_attn_varlen_func(q, k_cache, v_cache, page_table=page_table, **lengths)

@@ -9,11 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.attention import all_single
 from sightline.ops.key_items import KeyItems
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.new_tokens import attend_new_tokens
-from sightline.ops.rotary import Pairing, RotaryTable
+from sightline.ops.qkv import HeadNorms
+from sightline.ops.rotary import TextRotation
+from sightline.ops.sequences import PagedSequences
 from sightline.ops.triton import runs_here
 from sightline.ops.triton.early_start import wait_for_inputs
 from sightline.ops.triton.paged_attention import (
@@ -28,7 +29,7 @@ from sightline.ops.triton.paged_attention import (
     split_keys,
     write_part,
 )
-from sightline.ops.triton.qkv import normed, partners
+from sightline.ops.triton.qkv import kernel_norms, kernel_rotation, normed, partners
 
 
 @triton.jit
@@ -118,71 +119,52 @@ def _attend_new(
 
 def _takes(
     qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Pairing,
+    norms: HeadNorms | None,
+    rotation: TextRotation,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    sequences: PagedSequences,
     key_items: KeyItems | None = None,
 ) -> bool:
     tokens, every, size = qkv.shape
     group = every // k_cache.shape[2] - 2
-    single = len(query_lengths_host) == tokens and all_single(query_lengths_host)
+    single = len(sequences.query_lengths_host) == tokens and sequences.one_query_each
     return runs_here(qkv) and single and size in (64, 128, 256) and group <= ROWS and qkv.is_contiguous()
 
 
 @attend_new_tokens.twin("triton", when=_takes, recordable=True, before=TWO_OPS)
 def attend_new_tokens_triton(
     qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Pairing,
+    norms: HeadNorms | None,
+    rotation: TextRotation,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    sequences: PagedSequences,
     key_items: KeyItems | None = None,
 ) -> torch.Tensor:
     """One new token of each sequence."""
-    sequences, every, head_dim = qkv.shape
+    count, every, head_dim = qkv.shape
+    page_table, context_lengths = sequences.page_table, sequences.context_lengths
     page_size, kv_heads = k_cache.shape[1:3]
     heads = every - 2 * kv_heads
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and page_table.is_contiguous()
-    assert positions.is_contiguous() and positions.shape == (3, sequences)
-    norms = q_weight is not None and k_weight is not None
-    out = qkv.new_empty(sequences, heads, head_dim)
+    out = qkv.new_empty(count, heads, head_dim)
     if key_items is None:
-        split = split_keys(sequences, heads, kv_heads, head_dim, context_lengths_host, qkv.device)
-        grid, listed = (sequences, kv_heads, split.parts), (slots, slots, slots)
+        split = split_keys(count, heads, kv_heads, head_dim, sequences.context_lengths_host, qkv.device)
+        grid, listed = (count, kv_heads, split.parts), (slots, slots, slots)
     else:
         split = split_items(len(key_items.sequence), heads, head_dim, qkv.device)
         grid, listed = (split.parts, kv_heads, 1), (key_items.sequence, key_items.part, key_items.size)
     _attend_new[grid](
-        qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, k_cache,
-        v_cache, slots, page_table, context_lengths, *listed, *split.scratch, out, head_dim**-0.5, sequences,
-        page_table.shape[1], heads, kv_heads, head_dim, len(axes), page_size, norms, pairing == "adjacent",
+        qkv, *kernel_norms(norms, qkv), *kernel_rotation(rotation, count), k_cache, v_cache, slots, page_table,
+        context_lengths, *listed, *split.scratch, out, head_dim**-0.5, count, page_table.shape[1], heads, kv_heads, head_dim,
+        len(rotation.axes), page_size, norms is not None, rotation.pairing == "adjacent",
         split.parts if key_items is None else 1, ROWS, KEYS, precision(qkv), key_items is not None, **split.launch,
     )  # fmt: skip
     if key_items is None:
-        join_keys(split, query_starts, context_lengths, out, all_single=True)
+        join_keys(split, sequences, out, all_single=True)
     else:
         join_items(split, key_items, out)
     return out

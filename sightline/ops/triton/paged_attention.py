@@ -19,8 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.attention import all_single, attend_chunks, paged_attention
+from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.key_items import KeyItems
+from sightline.ops.sequences import PagedSequences
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.early_start import early_start, wait_for_inputs
 
@@ -179,56 +180,31 @@ def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> 
     return runs_here(q) and size in (64, 128, 256) and group <= ROWS and q.is_contiguous()
 
 
-def _takes_decoding(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
-) -> bool:
-    return len(query_lengths_host) == q.shape[0] and all_single(query_lengths_host) and _takes(q, k_cache)
+def _takes_decoding(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> bool:
+    return len(sequences.query_lengths_host) == q.shape[0] and sequences.one_query_each and _takes(q, k_cache)
 
 
 # Contexts come from the device; those of the host only decide into how many parts the keys are split.
 @paged_attention.twin("triton decode", when=_takes_decoding, recordable=True)
-def decode_triton(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
-) -> torch.Tensor:
+def decode_triton(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> torch.Tensor:
     """One query of each sequence."""
     out = torch.empty_like(q)
-    _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, context_lengths_host, only=True)
+    _decode(out, q, k_cache, v_cache, sequences, sequences.context_lengths_host, only=True)
     return out
 
 
 @paged_attention.twin(MIXED, when=_takes)
 def paged_attention_triton(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
-    query_lengths_host: tuple[int, ...],
-    context_lengths_host: tuple[int, ...],
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
 ) -> torch.Tensor:
     """Sequences with one query by the kernel, all others by the definition."""
     out = torch.empty_like(q)
-    decoding = tuple(context for count, context in zip(query_lengths_host, context_lengths_host, strict=True) if count == 1)
+    lengths = list(zip(sequences.query_lengths_host, sequences.context_lengths_host, strict=True))
+    decoding = tuple(context for queries, context in lengths if queries == 1)
     if decoding:
-        only = len(decoding) == len(query_lengths_host)
-        _decode(out, q, k_cache, v_cache, page_table, query_starts, context_lengths, decoding, only)
-    if len(decoding) < len(query_lengths_host):
-        attend_chunks(out, q, k_cache, v_cache, page_table, query_lengths_host, context_lengths_host, skip_single=True)
+        _decode(out, q, k_cache, v_cache, sequences, decoding, only=len(decoding) == len(lengths))
+    if len(decoding) < len(lengths):
+        attend_chunks(out, q, k_cache, v_cache, sequences, skip_single=True)
     return out
 
 
@@ -237,23 +213,21 @@ def _decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
+    sequences: PagedSequences,
     contexts: tuple[int, ...],
     only: bool,
 ) -> None:
     """Fills the rows of sequences that have one query, whose contexts the host says to be `contexts`. `only`: all have."""
     _, heads, head_dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
-    sequences = context_lengths.shape[0]
+    page_table, starts, lengths = sequences.page_table, sequences.query_starts, sequences.context_lengths
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    split = split_keys(sequences, heads, kv_heads, head_dim, contexts, q.device)
-    _decode_part[(sequences, kv_heads, split.parts)](
-        q, k_cache, v_cache, page_table, query_starts, context_lengths, *split.scratch, out, head_dim**-0.5,
-        page_table.shape[1], heads, kv_heads, head_dim, page_size, split.parts, ROWS, KEYS, precision(q), **split.launch,
+    split = split_keys(len(lengths), heads, kv_heads, head_dim, contexts, q.device)
+    _decode_part[(len(lengths), kv_heads, split.parts)](
+        q, k_cache, v_cache, page_table, starts, lengths, *split.scratch, out, head_dim**-0.5, page_table.shape[1],
+        heads, kv_heads, head_dim, page_size, split.parts, ROWS, KEYS, precision(q), **split.launch,
     )  # fmt: skip
-    join_keys(split, query_starts, context_lengths, out, all_single=only)
+    join_keys(split, sequences, out, all_single=only)
 
 
 @dataclass(frozen=True)
@@ -290,14 +264,12 @@ def join_items(split: Split, items: KeyItems, out: torch.Tensor) -> None:
     )
 
 
-def join_keys(
-    split: Split, query_starts: torch.Tensor, context_lengths: torch.Tensor, out: torch.Tensor, all_single: bool
-) -> None:
+def join_keys(split: Split, sequences: PagedSequences, out: torch.Tensor, all_single: bool) -> None:
     if split.parts > 1:
-        sequences, (_, heads, head_dim) = len(context_lengths), out.shape
-        _join[(sequences, heads)](
-            *split.scratch, query_starts, context_lengths, out, heads, head_dim, split.parts, KEYS, all_single,
-            **early_start(sequences, out.device),
+        count, (_, heads, head_dim) = len(sequences.context_lengths), out.shape
+        _join[(count, heads)](
+            *split.scratch, sequences.query_starts, sequences.context_lengths, out, heads, head_dim, split.parts, KEYS,
+            all_single, **early_start(count, out.device),
         )  # fmt: skip
 
 

@@ -4,14 +4,12 @@ Each number of a head needs its partner in the rotation. Both are read from the 
 waits for another.
 """
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.qkv import rotate_and_store
-from sightline.ops.rotary import RotaryTable
+from sightline.ops.qkv import HeadNorms, rotate_and_store
+from sightline.ops.rotary import TextRotation
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.early_start import early_start, wait_for_inputs
 
@@ -127,6 +125,17 @@ def _rotate_halves(
     tl.store(v_place + half, high, mask=is_v)
 
 
+def kernel_norms(norms: HeadNorms | None, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """q_weight, k_weight and eps; where there are none, something that is not read."""
+    return (qkv, qkv, 0.0) if norms is None else (norms.q_weight, norms.k_weight, norms.eps)
+
+
+def kernel_rotation(by: TextRotation, tokens: int) -> tuple[torch.Tensor, ...]:
+    """positions, cos_table, sin_table and axes."""
+    assert by.positions.is_contiguous() and by.positions.shape == (3, tokens)
+    return by.positions, by.table.cos, by.table.sin, by.axes
+
+
 def _takes(qkv: torch.Tensor, *_: object, **named: object) -> bool:
     return runs_here(qkv) and qkv.is_contiguous() and qkv.numel() > 0
 
@@ -134,13 +143,8 @@ def _takes(qkv: torch.Tensor, *_: object, **named: object) -> bool:
 @rotate_and_store.twin("triton", when=_takes, recordable=True)
 def rotate_and_store_triton(
     qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    table: RotaryTable,
-    axes: torch.Tensor,
-    pairing: Literal["halves", "adjacent"],
+    norms: HeadNorms | None,
+    rotation: TextRotation,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
@@ -148,21 +152,19 @@ def rotate_and_store_triton(
     tokens, all_heads, head_dim = qkv.shape
     kv_heads = k_cache.shape[2]
     heads = all_heads - 2 * kv_heads
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and positions.is_contiguous() and positions.shape == (3, tokens)
+    assert k_cache.is_contiguous() and v_cache.is_contiguous()
+    gains, turns = kernel_norms(norms, qkv), kernel_rotation(rotation, tokens)
     out = qkv.new_empty(tokens, heads, head_dim)
-    norms = q_weight is not None and k_weight is not None
-    half = len(axes)
-    if pairing == "halves" and 2 * half == head_dim and half == next_power_of_2(half):
+    half = len(rotation.axes)
+    if rotation.pairing == "halves" and 2 * half == head_dim and half == next_power_of_2(half):
         _rotate_halves[(tokens, triton.cdiv(all_heads, WHOLE_HEADS))](
-            qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, out,
-            k_cache, v_cache, slots, tokens, heads, kv_heads, half, norms, WHOLE_HEADS, num_warps=WHOLE_WARPS,
-            **early_start(tokens, qkv.device),
+            qkv, *gains, *turns, out, k_cache, v_cache, slots, tokens, heads, kv_heads, half, norms is not None, WHOLE_HEADS,
+            num_warps=WHOLE_WARPS, **early_start(tokens, qkv.device),
         )  # fmt: skip
         return out
     grid = (tokens, triton.cdiv(all_heads, _HEADS))
     _rotate_and_store[grid](
-        qkv, q_weight if norms else qkv, k_weight if norms else qkv, eps, positions, table.cos, table.sin, axes, out,
-        k_cache, v_cache, slots, tokens, heads, kv_heads, head_dim, len(axes),
-        norms, pairing == "adjacent", _HEADS, next_power_of_2(head_dim),
+        qkv, *gains, *turns, out, k_cache, v_cache, slots, tokens, heads, kv_heads, head_dim, half, norms is not None,
+        rotation.pairing == "adjacent", _HEADS, next_power_of_2(head_dim),
     )  # fmt: skip
     return out
