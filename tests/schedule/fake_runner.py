@@ -172,13 +172,18 @@ class FakeRunner:
         places = {sequence: place for place, sequence in enumerate(self.sampled)}
         batch = pack_batch(chunks, self.embeddings, places).on(torch.device("cpu"), torch.zeros(1))
         token_ids = known_tokens(batch.token_ids, torch.tensor([*self.sampled.values(), 0]))
-        starts, size = batch.query_starts.tolist(), self.page_size
+        starts, size = batch.sequences.query_starts.tolist(), self.page_size
+        sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
+        ends = [chunks[number].start + chunks[number].count for number in sampling]
+        wanted = batch.wanted
+        assert wanted.index.tolist() == [starts[number + 1] - 1 for number in sampling]
+        assert (wanted.sequence.tolist(), wanted.context_lengths.tolist()) == (sampling, ends)
         found = []
         for number, chunk in enumerate(chunks):
             part = slice(starts[number], starts[number + 1])
             end = chunk.start + chunk.count
             assert token_ids[part].tolist() == self._tokens(chunk)
-            pages = batch.page_table[number].tolist()
+            pages = batch.sequences.page_table[number].tolist()
             context = [pages[position // size] * size + position % size for position in range(end)]
             index = batch.row_index[part].tolist() if batch.row_index is not None else []
             rows = {offset: row for offset, row in enumerate(index) if row >= 0}
