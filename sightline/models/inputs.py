@@ -41,7 +41,7 @@ class WantedTokens:
     sequence: torch.Tensor  # [wanted] int64: of which of its sequences
     query_starts: torch.Tensor  # [wanted + 1] int32: 0, 1, 2, …
     context_lengths: torch.Tensor  # [wanted] int32: tokens that it sees, itself included
-    context_lengths_host: tuple[int, ...]
+    context_lengths_host: tuple[int, ...]  # where a graph is recorded the longest is a bound, and the others say nothing
 
 
 @dataclass(frozen=True)

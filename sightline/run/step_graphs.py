@@ -193,8 +193,10 @@ class _Inputs:
         contexts = (longest,) * self._bucket.sequences
         starts, on_device = views.pop("query_starts"), views.pop("context_lengths")
         views["sequences"] = PagedSequences(page_table, starts, on_device, lengths, contexts)
+        # How many places will be used nobody knows, mostly few: keys are split as if it were one.
+        of_wanted = (longest,) + (0,) * (self._bucket.sequences - 1)
         wanted = _taken_out(views, _WANTED)
-        views["wanted"] = WantedTokens(**wanted, query_starts=self._one_each, context_lengths_host=contexts)
+        views["wanted"] = WantedTokens(**wanted, query_starts=self._one_each, context_lengths_host=of_wanted)
         if self._bucket.uneven:
             views["key_items"] = KeyItems(**_taken_out(views, _LIST))
         return views

@@ -73,11 +73,11 @@ def steps_of_many_tokens() -> None:
         slots = torch.zeros(tokens, dtype=torch.int64)
         rotation = TextRotation(positions, table, axes, "halves")
         by_triton("rotate_and_store", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, cache, slots)
-    for sequences, pages in ((1, 1), (1, 16), (3, 17), (200, 4)):
+    for sequences, pages, context in ((1, 1, 9), (1, 16, 100_000), (3, 17, 3000), (5, 3, 100_000), (40, 9, 70), (200, 4, 900)):
         page_table = torch.zeros(sequences, pages, dtype=torch.int32)
         lengths, starts = torch.ones(sequences, dtype=torch.int32), torch.arange(sequences + 1, dtype=torch.int32)
         by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128)
-        paged = PagedSequences(page_table, starts, lengths, (1,) * sequences, (100,) * sequences)
+        paged = PagedSequences(page_table, starts, lengths, (1,) * sequences, (context,) * sequences)
         by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, cache, paged)
         rotation = TextRotation(torch.zeros(3, sequences, dtype=torch.int32), table, axes, "halves")
         slots, qkv = torch.zeros(sequences, dtype=torch.int64), torch.zeros(sequences, 8, 128).bfloat16()

@@ -36,9 +36,10 @@ def test_new_sizes_compile_nothing() -> None:
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     counts = {name: int(count) for name, count in map(str.split, done.stdout.splitlines())}
-    # Decoding has a kernel for each power of two of parts that keys are split into; those are compiled at the start.
-    assert counts.pop("_decode_part") <= 3 and counts.pop("_attend_new") <= 3 and counts.pop("_join", 0) <= 3
+    # Graphs of decoding have a kernel for each power of two of parts that keys are split into: none is recorded later.
+    assert counts.pop("_attend_new") <= 7 and counts.pop("_join") <= 6
     assert {
+        "_decode_part",
         "_resize_pass",
         "_cut",
         "_places",

@@ -164,7 +164,7 @@ def attend_new_tokens_triton(
         split.parts if key_items is None else 1, ROWS, KEYS, precision(qkv), key_items is not None, **split.launch,
     )  # fmt: skip
     if key_items is None:
-        join_keys(split, sequences, out, all_single=True)
+        join_keys(split, sequences, out)
     else:
         join_items(split, key_items, out)
     return out

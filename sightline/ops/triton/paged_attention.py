@@ -37,9 +37,9 @@ _ITEMS_JOINED = 16  # parts at a time
 
 
 @triton.jit
-def part_of_keys(context, part, PARTS: tl.constexpr, KEYS: tl.constexpr):
+def part_of_keys(context, part, parts, KEYS: tl.constexpr):
     """The keys of one part: the first, and the one after the last if the context reaches so far."""
-    size = tl.maximum(tl.cdiv(tl.cdiv(context, KEYS), PARTS), 1) * KEYS
+    size = tl.maximum(tl.cdiv(tl.cdiv(context, KEYS), parts), 1) * KEYS
     return part * size, part * size + size
 
 
@@ -83,12 +83,13 @@ def write_part(
         tl.store(place, values, mask=mine[:, None])
 
 
-@triton.jit(do_not_specialize=["max_pages"])
+@triton.jit(do_not_specialize=["max_pages", "parts"])
 def _decode_part(
-    q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, out, scale, max_pages,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, scale, max_pages, parts,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Steps that are no graphs meet any number of parts, so it is no constant: none of them waits for a compiler."""
     wait_for_inputs(EARLY)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -97,12 +98,11 @@ def _decode_part(
     start = tl.load(query_starts + sequence)
     if tl.load(query_starts + sequence + 1) - start == 1:
         context = tl.load(context_lengths + sequence)
-        first, end = part_of_keys(context, part, PARTS, KEYS)
+        first, end = part_of_keys(context, part, parts, KEYS)
         if first < context:
             row = tl.arange(0, ROWS)
             head = kv_head * group + row
             mine = row < group
-            # Of these heads, in q and in out.
             own = (start.to(tl.int64) * heads + head)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
             queries = tl.load(q + own, mask=mine[:, None], other=0.0)
             highest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -112,16 +112,16 @@ def _decode_part(
                 queries, highest, total, values, first, tl.minimum(end, context), k_cache, v_cache,
                 page_table + sequence * max_pages, kv_head, scale, kv_heads, head_dim, page_size, KEYS, PRECISION,
             )  # fmt: skip
-            at = (sequence * heads + head) * PARTS + part
-            write_part(highest, total, values, maxima, sums, partial, out, own, at, mine, head_dim, PARTS == 1)
+            at = (sequence * heads + head) * parts + part
+            write_part(highest, total, values, maxima, sums, partial, q, own, at, mine, head_dim, False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _join(
-    maxima, sums, partial, query_starts, context_lengths, out, heads: tl.constexpr, head_dim: tl.constexpr,
-    PARTS: tl.constexpr, KEYS: tl.constexpr, ALL_SINGLE: tl.constexpr, EARLY: tl.constexpr,
+    maxima, sums, partial, query_starts, context_lengths, out, parts, heads: tl.constexpr, head_dim: tl.constexpr,
+    MOST: tl.constexpr, KEYS: tl.constexpr, ALL_SINGLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """ALL_SINGLE: every sequence has one query, so that its row need not be looked up."""
+    """At most MOST parts. ALL_SINGLE: every sequence has one query, so that its row need not be looked up."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     context = tl.load(context_lengths + sequence)
@@ -132,10 +132,10 @@ def _join(
     wait_for_inputs(EARLY)
     if single:
         place = tl.arange(0, head_dim)
-        part = tl.arange(0, PARTS)
-        first, _ = part_of_keys(context, part, PARTS, KEYS)
-        used = first < context  # others have written nothing
-        at = (sequence * heads + head) * PARTS + part
+        part = tl.arange(0, MOST)
+        first, _ = part_of_keys(context, part, parts, KEYS)
+        used = (first < context) & (part < parts)  # others have written nothing
+        at = (sequence * heads + head) * parts + part
         own = tl.load(maxima + at, mask=used, other=float("-inf"))
         sums_of_parts = tl.load(sums + at, mask=used, other=0.0)
         pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=used[:, None], other=0.0)
@@ -222,12 +222,17 @@ def _decode(
     page_size, kv_heads = k_cache.shape[1:3]
     page_table, starts, lengths = sequences.page_table, sequences.query_starts, sequences.context_lengths
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    split = split_keys(len(lengths), heads, kv_heads, head_dim, contexts, q.device)
-    _decode_part[(len(lengths), kv_heads, split.parts)](
-        q, k_cache, v_cache, page_table, starts, lengths, *split.scratch, out, head_dim**-0.5, page_table.shape[1],
-        heads, kv_heads, head_dim, page_size, split.parts, ROWS, KEYS, precision(q), **split.launch,
+    count, parts = len(lengths), parts_for(len(lengths) * kv_heads, contexts)
+    (warps, stages), early = TUNED, early_start(count, q.device)
+    scratch = _scratch((count, heads, parts), head_dim, q.device)
+    _decode_part[(count, kv_heads, parts)](
+        q, k_cache, v_cache, page_table, starts, lengths, *scratch, head_dim**-0.5, page_table.shape[1], parts, heads,
+        kv_heads, head_dim, page_size, ROWS, KEYS, precision(q), num_warps=warps, num_stages=stages, **early,
     )  # fmt: skip
-    join_keys(split, sequences, out, all_single=only)
+    _join[(count, heads)](*scratch, starts, lengths, out, parts, heads, head_dim, _MOST_PARTS, KEYS, only, **early)
+
+
+Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # maxima, sums, partial
 
 
 @dataclass(frozen=True)
@@ -235,26 +240,33 @@ class Split:
     """Keys in parts: memory for what comes of each, and how the kernel that takes one is launched."""
 
     parts: int
-    scratch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # maxima, sums, partial
+    scratch: Scratch
     launch: dict[str, Any]
 
 
 def split_keys(
     sequences: int, heads: int, kv_heads: int, head_dim: int, contexts: tuple[int, ...], device: torch.device
 ) -> Split:
+    """Whoever is split into one part joins nothing and needs no memory for it."""
     parts = parts_for(sequences * kv_heads, contexts)
     warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
-    maxima = torch.empty(sequences if parts > 1 else 0, heads, parts, dtype=torch.float32, device=device)
-    scratch = maxima, torch.empty_like(maxima), maxima.new_empty(*maxima.shape, head_dim)
+    scratch = _scratch((sequences if parts > 1 else 0, heads, parts), head_dim, device)
     return Split(parts, scratch, {"num_warps": warps, "num_stages": stages, **early_start(sequences, device)})
 
 
 def split_items(items: int, heads: int, head_dim: int, device: torch.device) -> Split:
     """For keys that a list shares out."""
-    maxima = torch.empty(items, heads, dtype=torch.float32, device=device)
-    scratch = maxima, torch.empty_like(maxima), maxima.new_empty(items, heads, head_dim)
     warps, stages = TUNED
-    return Split(items, scratch, {"num_warps": warps, "num_stages": stages, **early_start(items, device)})
+    return Split(
+        items,
+        _scratch((items, heads), head_dim, device),
+        {"num_warps": warps, "num_stages": stages, **early_start(items, device)},
+    )
+
+
+def _scratch(shape: tuple[int, ...], head_dim: int, device: torch.device) -> Scratch:
+    maxima = torch.empty(shape, dtype=torch.float32, device=device)
+    return maxima, torch.empty_like(maxima), maxima.new_empty(*shape, head_dim)
 
 
 def join_items(split: Split, items: KeyItems, out: torch.Tensor) -> None:
@@ -264,12 +276,13 @@ def join_items(split: Split, items: KeyItems, out: torch.Tensor) -> None:
     )
 
 
-def join_keys(split: Split, sequences: PagedSequences, out: torch.Tensor, all_single: bool) -> None:
+def join_keys(split: Split, sequences: PagedSequences, out: torch.Tensor) -> None:
+    """Each sequence has one query."""
     if split.parts > 1:
-        count, (_, heads, head_dim) = len(sequences.context_lengths), out.shape
+        count, heads, head_dim = out.shape
         _join[(count, heads)](
-            *split.scratch, sequences.query_starts, sequences.context_lengths, out, heads, head_dim, split.parts, KEYS,
-            all_single, **early_start(count, out.device),
+            *split.scratch, sequences.query_starts, sequences.context_lengths, out, split.parts, heads, head_dim, split.parts,
+            KEYS, True, **early_start(count, out.device),
         )  # fmt: skip
 
 
