@@ -1,5 +1,6 @@
 """What a process that serves settles about its memory before it begins."""
 
+import contextlib
 import ctypes
 import gc
 
@@ -20,6 +21,12 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_MMAP_THRESHOLD, LARGEST_KEPT_BYTES))
+
+
+def give_freed_memory_back() -> None:
+    """What keep_freed_memory keeps goes back to the system. Whoever allocates meanwhile may have to wait."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_from_the_collector() -> None:

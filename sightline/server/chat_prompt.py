@@ -17,6 +17,7 @@ from sightline.server.body_files import Files
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
 from sightline.server.inflight import Entry
+from sightline.server.parse import MAX_VALUES, most_values, too_many_values
 from sightline.server.protocol import (
     AssistantMessage,
     ImagePart,
@@ -118,6 +119,7 @@ def template_messages(
     """Messages as `normalise_messages` takes them, each medium a MediaWanted, and all of these in order."""
     wanted: list[MediaWanted] = []
     plain: list[dict[str, Any]] = []
+    _check_arguments(messages)
     for index, message in enumerate(messages):
         role = message.__struct_config__.tag
         own: dict[str, Any] = {"role": "system" if role == "developer" else role}
@@ -147,13 +149,21 @@ def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
     return fields
 
 
+def _check_arguments(messages: Sequence[Message]) -> None:
+    """The body's parser has seen strings; what is in them is parsed now, and may be no more than it would take itself."""
+    calls = [call for message in messages if isinstance(message, AssistantMessage) for call in message.tool_calls or ()]
+    given = [call.function.arguments for call in calls if isinstance(call.function.arguments, str)]
+    if sum(map(len, given)) > MAX_VALUES and sum(most_values(text.encode(errors="replace")) for text in given) > MAX_VALUES:
+        raise too_many_values("The arguments of tool calls have")
+
+
 def _arguments(call: Any) -> Any:
     """Templates expect an object where OpenAI's API has a string of JSON."""
     given = call.function.arguments
     if isinstance(given, str):
         try:
             parsed = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             return given
         return parsed if isinstance(parsed, dict) else given
     return given

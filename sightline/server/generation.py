@@ -160,7 +160,10 @@ class _Exchange(Generic[B, I]):
             if sum(map(len, body)) <= SMALL_BODY:
                 begun = self._begin(body, on_loop=True)
             else:
-                begun = await asyncio.get_running_loop().run_in_executor(self._context.pool, self._begin, body, False)
+                try:
+                    begun = await asyncio.get_running_loop().run_in_executor(self._context.pool, self._begin, body, False)
+                finally:
+                    body.clear()  # a thread that comes to a request whose client has left would hold it until then
             del body
             return await self._shape.prepare(self._context, begun, self._call, caller, entry)
         except UserError as error:

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sightline.server.errors import ApiError
 from sightline.server.inflight import UNREAD, Part, add_part
 
 MAX_HEADER_BYTES = 64 * 1024
+MOST_PIPELINED = 1000  # requests that wait for the answers before theirs; hardly any client sends two
 MOST_UNREAD = 1 << 20  # bytes of a body that wait for their reader; more stay in the kernel
 LINGER_S = 10.0  # how long a client may go on sending a body that has been refused: it reads the answer only then
 _STATUS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
@@ -41,6 +42,11 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
+        self._trailer_bytes: int | None = None  # received since the head of a chunk, if nothing of the chunk has come yet
+        self._has_begun = False  # a request whose headers are not complete
+        self._answered: RequestResponseCycle | None = None  # what is being answered; self.cycle may be a later request
+        self._held = bytearray()  # what came behind a later request; it is read on, so that a client that leaves is noticed
+        self._is_broken = False  # what comes in is not understood any more
         self._closes = False  # the client wants the connection closed, but its body has not come to its end
         self._declines_upgrade = False  # the request at hand has a body, which the parser would take for another protocol
 
@@ -51,11 +57,25 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._forget_reader()
+        self.pipeline.clear()
+        self._held.clear()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_broken:
+            return
+        if self._must_wait():
+            self._held += data
+            if len(self._held) > MAX_HEADER_BYTES:
+                self.flow.pause_reading()
+            return
         if self._header_bytes is not None:
             self._header_bytes += len(data)
+        if self._trailer_bytes is not None:
+            self._trailer_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -64,9 +84,9 @@ class _GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             if self._declines_upgrade:
                 self._again_without_upgrade(data[upgrade.args[0] :])
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_broken:
             return
-        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
+        if max(self._header_bytes or 0, self._trailer_bytes or 0) > MAX_HEADER_BYTES:
             self._refuse(ApiError(431, f"The headers have more than the {MAX_HEADER_BYTES} bytes allowed."))
         elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
             # What came begins no request, say an empty line or the rest of a body that was refused, and has stopped the
@@ -84,15 +104,32 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {UNREAD: {"parts": []}}
-        self._arm(self.header_timeout, self._too_slow)
+        self._has_begun = True
+        if not self._is_answering():  # else nothing may be read until that is done
+            self._arm(self.header_timeout, self._too_slow)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._header_bytes is not None:  # else it stands behind a body, and nobody reads it
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
         self._disarm()
+        self._has_begun = False
         has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
-        self._declines_upgrade = self.parser.should_upgrade() and has_body
+        is_tunnel = self.parser.get_method() == b"CONNECT"  # which is an upgrade with and without such a header
+        self._declines_upgrade = self.parser.should_upgrade() and has_body and not is_tunnel
         if not self._declines_upgrade:
-            self._header_bytes = None
+            waits = self._is_answering()
             super().on_headers_complete()
+            self._header_bytes = None
+            if not waits:
+                self._answered = self.cycle
+            elif len(self.pipeline) > MOST_PIPELINED:
+                self.transport.close()
+            else:
+                self.flow.resume_reading()  # _held has a limit
             # A connection that is closed while a body comes in is reset, and the client may never see why it was refused.
             self._closes = has_body and not self.cycle.keep_alive
             self.cycle.keep_alive = self.cycle.keep_alive or self._closes
@@ -100,6 +137,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """As uvicorn's, with more room: within its 64 kB a picture comes in many turns of the event loop. It would also copy
         each part three times; read_body, who reads all bodies, finds the parts in the scope."""
+        self._trailer_bytes = None
         if self.cycle.response_complete:
             return
         unread = cast(list[Part], self.cycle.scope["extensions"][UNREAD]["parts"])
@@ -108,8 +146,12 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
         self.cycle.message_event.set()
 
+    def on_chunk_header(self) -> None:
+        self._trailer_bytes = 0
+
     def on_message_complete(self) -> None:
-        if self._declines_upgrade:
+        self._trailer_bytes = None
+        if self._declines_upgrade or self.transport.is_closing():
             return
         self._header_bytes = 0
         self._disarm()
@@ -120,12 +162,29 @@ class _GuardedProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def on_response_complete(self) -> None:
-        if self._header_bytes is None and not self.transport.is_closing():
+        body_goes_on = self._header_bytes is None and self._answered is self.cycle
+        if body_goes_on and not self.transport.is_closing():
             self._arm(LINGER_S, self.transport.close)
             if self._closes:
                 self.transport.write_eof()
+        self._answered = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._watch_reader()
+        if self._must_wait() or self.transport.is_closing():
+            return
+        if self._has_begun:
+            self._arm(self.header_timeout, self._too_slow)
+        if self._held:
+            held = bytes(self._held)
+            self._held.clear()
+            self.data_received(held)
+
+    def _is_answering(self) -> bool:
+        return self._answered is not None and not self._answered.response_complete
+
+    def _must_wait(self) -> bool:
+        """Whether a request is there that waits for the answer before its own."""
+        return self._is_answering() and (bool(self.pipeline) or self._has_begun)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -161,9 +220,20 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(408, f"The headers did not come in within {self.header_timeout:g} s (header_timeout_s)."))
 
     def _refuse(self, error: ApiError) -> None:
-        body = msgspec.json.encode(error.body())
-        head = f"HTTP/1.1 {error.status} {_STATUS[error.status]}\r\ncontent-type: application/json\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        """Says why, and closes the connection; but not in the middle of an answer, nor instead of an earlier request's."""
+        self._is_broken = True
+        if self._answered is not None and self._is_answering():
+            if self._answered is not self.cycle or self._has_begun:  # an earlier request, which gets its answer
+                self.pipeline.clear()
+                self._answered.keep_alive = False
+                return
+            is_first = not self._answered.response_started
+        else:
+            is_first = self._header_bytes is not None  # else the body of a request that was answered goes on
+        if is_first:
+            body = msgspec.json.encode(error.body())
+            head = f"HTTP/1.1 {error.status} {_STATUS[error.status]}\r\ncontent-type: application/json\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
     def _arm(self, seconds: float, action: Any) -> None:

@@ -1,16 +1,19 @@
 """How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
 
 import asyncio
+import threading
 from types import TracebackType
 
 from starlette.types import Receive, Scope
 
+from sightline.host_memory import give_freed_memory_back
 from sightline.server.errors import ApiError, busy, too_large
 
 Part = bytes | bytearray  # of a body
 _MB = 1_000_000
 UNREAD = "sightline.unread"  # the extension of a scope that has the parts of a body which nobody has read
 _LARGE = 1 << 16  # bytes of a part that is not copied
+_MUCH_FREED = 256 * _MB
 _SLOWEST = 100_000  # bytes per second; a body that comes in slower has a limited time
 
 
@@ -19,6 +22,7 @@ class Ledger:
         self._max_bytes, self._max_requests = int(max_mb * _MB), max_requests
         self.bytes = 0
         self.requests = 0
+        self._most_bytes = 0  # since memory was last given back
 
     def open(self) -> "Entry":
         if self.requests >= self._max_requests:
@@ -29,6 +33,15 @@ class Ledger:
         if self.bytes + count > self._max_bytes:
             raise busy(f"Requests in progress hold {self.bytes // _MB} MB, close to the most allowed (max_inflight_mb).")
         self.bytes += count
+        self._most_bytes = max(self._most_bytes, self.bytes)
+
+    def close(self) -> None:
+        """Bodies of many megabytes leave as much behind with the allocator, whose blocks lie between others; when nobody is
+        held up by it, it goes back."""
+        self.requests -= 1
+        if not self.requests and self._most_bytes > _MUCH_FREED:
+            self._most_bytes = 0
+            threading.Thread(target=give_freed_memory_back, name="give memory back", daemon=True).start()
 
 
 class Entry:
@@ -43,9 +56,9 @@ class Entry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._ledger.requests -= 1
         self._ledger.bytes -= self._bytes
         self._bytes = 0
+        self._ledger.close()
 
     def grow(self, count: int) -> None:
         self._ledger.take(count)

@@ -20,13 +20,17 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if may_have_too_many_values(body):
-        raise ApiError(400, f"The body has more than the {MAX_VALUES:,} values allowed.", code="too_many_values")
+        raise too_many_values("The body has")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _sentence(str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def too_many_values(who_has: str) -> ApiError:
+    return ApiError(400, f"{who_has} more than the {MAX_VALUES:,} values allowed.", code="too_many_values")
 
 
 def may_have_too_many_values(body: bytes) -> bool:

@@ -14,6 +14,7 @@ from sightline.server.observer import RequestRecord
 
 _MOST_WAITING = 10_000  # lines; those beyond are dropped
 _LONGEST = 2000  # characters of a text in a log with content
+_DEEPEST = 100  # levels of what is logged with content
 
 
 class RequestLog:
@@ -55,13 +56,15 @@ def line_of(record: RequestRecord, content: Mapping[str, object]) -> bytes:
     return msgspec.json.encode({**line, **content}) + b"\n"
 
 
-def loggable(body: Any) -> Any:
-    """The body of a request without what was not given, and without most of what is long, such as media."""
+def loggable(body: Any, depth: int = 0) -> Any:
+    """The body of a request without what was not given, and without most of what is long or deep, such as media."""
+    if depth > _DEEPEST:
+        return "…"
     plain = msgspec.to_builtins(body) if isinstance(body, msgspec.Struct) else body
     if isinstance(plain, dict):
-        return {name: loggable(value) for name, value in plain.items() if value is not None}
+        return {name: loggable(value, depth + 1) for name, value in plain.items() if value is not None}
     if isinstance(plain, list):
-        return [loggable(value) for value in plain]
+        return [loggable(value, depth + 1) for value in plain]
     if isinstance(plain, str) and len(plain) > _LONGEST:
         return f"{plain[:_LONGEST]}… ({len(plain):,} characters)"
     return plain

@@ -1,6 +1,7 @@
 """Parts of the server by themselves: messages of the engine, names of media, the ledger, keys, the text of tokens."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,25 @@ def test_the_ledger_balances(changes: list[tuple[int, int]]) -> None:
             assert error.status == 429 and error.headers["Retry-After"]
         assert ledger.bytes == sum(held for _, held in shares.values()) <= 1000
         assert ledger.requests == len(shares)
+
+
+def test_memory_of_large_bodies_is_given_back_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if gigabytes stay with the allocator, or if it is asked for them while others work, or after every small request."""
+    asked: list[float] = []
+    done = threading.Event()
+    monkeypatch.setattr("sightline.server.inflight.give_freed_memory_back", lambda: (asked.append(1), done.set()))
+    ledger = Ledger(1000, 9)
+    with ledger.open() as small:
+        small.grow(10**8)
+    assert not asked
+    with ledger.open():
+        with ledger.open() as large:
+            large.grow(9 * 10**8)
+        assert not asked and not done.wait(0.2)
+    assert done.wait(10)
+    with ledger.open() as again:
+        again.grow(10)
+    assert len(asked) == 1
 
 
 def body_of(*turns: list[bytes], gone: bool = False) -> Any:

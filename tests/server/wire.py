@@ -55,6 +55,25 @@ def read_answer(client: socket.socket, method: str = "POST") -> Answer:
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
+class Answers:
+    """One answer after another from a connection, also where the next has begun to come in with the one before."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._file = client.makefile("rb")
+
+    def next(self, method: str = "POST") -> Answer:
+        return read_answer(self, method)  # type: ignore[arg-type]
+
+    def makefile(self, *_: Any) -> "Answers":
+        return self
+
+    def close(self) -> None:
+        """Called at the end of an answer; the next one comes from the same file."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def exchange(server: RunningServer, data: bytes) -> Answer:
     """Sends bytes on a connection of their own; what comes back."""
     with connection(server) as client:

@@ -1,0 +1,56 @@
+"""JSON in a string of JSON, and JSON that is nested deeply: the arguments of tool calls, and what is logged."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.running import RunningServer
+from sightline.server.body_files import parse_with_files
+from sightline.server.chat import ChatShape
+from sightline.server.chat_prompt import template_messages
+from sightline.server.errors import ApiError
+from sightline.server.parse import MAX_VALUES, most_values
+from sightline.server.request_log import loggable
+
+
+def body_with(arguments: bytes) -> bytes:
+    """`arguments` is a string as it stands in JSON."""
+    call = b'{"id":"1","type":"function","function":{"name":"f","arguments":"%s"}}' % arguments
+    return b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[%s]}]}' % call
+
+
+def arguments_of(body: bytes) -> Any:
+    parsed, files = parse_with_files(body, ChatShape.decoder)
+    messages, _ = template_messages(parsed.messages, None, files)
+    return messages[1]["tool_calls"][0]["function"]["arguments"]
+
+
+@pytest.mark.parametrize("hidden", [rb"{\"data:\u0022:[%s0]}", rb"{\"a\":[%s0]}"])
+def test_values_in_arguments_are_counted(hidden: bytes) -> None:
+    """Whoever hides them from the count of the body's values does not hide them from this one."""
+    separators = b"0\\u002c" if b"data" not in hidden else b"0,"
+    body = body_with(hidden % (separators * (MAX_VALUES + 10)))
+    assert most_values(body) < MAX_VALUES
+    with pytest.raises(ApiError) as caught:
+        arguments_of(body)
+    assert caught.value.status == 400 and caught.value.code == "too_many_values"
+    few = arguments_of(body_with(hidden % (separators * 1000)))
+    assert len(next(iter(few.values()))) == 1001
+
+
+@pytest.mark.parametrize("depth", [10, 900, 5000, 100_000])
+def test_arguments_may_be_nested(sturdy: RunningServer, depth: int) -> None:
+    """An object where it can be parsed, else what it is: a string."""
+    nested = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": nested}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "y"}]
+    answer = sturdy.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
+    assert answer.status_code == 200 or (answer.status_code == 400 and "tokens" in answer.text), answer.text
+
+
+def test_what_is_nested_deeply_can_be_logged() -> None:
+    nested: Any = "end"
+    for _ in range(5000):
+        nested = [nested]
+    assert json.dumps(loggable({"metadata": nested})).count("[") < 200
