@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from ops.run_again import run_again
+from parity.subject import FAMILIES
+from run.test_step_graphs import attention_by_device
 from sightline.models.families import read_model_spec
 from sightline.models.load import load_model
+from sightline.ops.attention import paged_attention
+from sightline.ops.dispatch import Twin
 from sightline.run.batch import PackedBatch
 from sightline.run.kv_cache import allocate_pages
+from sightline.run.step_graphs import StepGraphs
 
 PAGE, CPU = 4, torch.device("cpu")
+
 LENGTHS = (5, 9, 2)  # prompts, all of it new
 
 
@@ -41,10 +48,13 @@ def prompts(numbers: list[int], sampling: list[int]) -> PackedBatch:
     )
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sampling", [[0, 1, 2], [1], [2], [0, 2], []])
 @torch.inference_mode()
-def test_whoever_wants_logits_gets_its_own(tiny_checkpoints: dict[str, Path], sampling: list[int]) -> None:
-    folder = tiny_checkpoints["qwen3-vl"]
+def test_whoever_wants_logits_gets_its_own(
+    tiny_checkpoints: dict[str, Path], family: str, sampling: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoints[family]
     spec = read_model_spec(folder)
     model = load_model(spec, folder, CPU, torch.float32, 64)
 
@@ -58,5 +68,15 @@ def test_whoever_wants_logits_gets_its_own(tiny_checkpoints: dict[str, Path], sa
     assert wanted.context_lengths.tolist() == list(wanted.context_lengths_host), "a kernel would read other keys"
     found = logits(together)
     assert len(found) == len(sampling)
-    for row, number in zip(found, sampling, strict=True):
-        torch.testing.assert_close(row, logits(prompts([number], [0]))[0], atol=1e-5, rtol=1e-5)
+    expected = [logits(prompts([number], [0]))[0] for number in sampling]
+    for row, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(row, right, atol=1e-5, rtol=1e-5)
+
+    monkeypatch.setattr(paged_attention, "twins", [Twin("by device", attention_by_device, lambda *_, **__: True, True)])
+    caches = allocate_pages(spec.text, 8, PAGE, CPU, torch.float32)
+    graphs = StepGraphs(model, caches, torch.zeros(1, spec.vision.row_width), run_again, 8, 64, 64)
+    for numbers in ([2, 1, 0], [0, 1, 2]):  # what the first leaves in the buffers must not matter to the second
+        replayed = graphs.run(prompts(numbers, sampling))
+    assert replayed is not None and len(replayed) == len(sampling) and len(graphs) == 1
+    for row, right in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(row, right, atol=1e-5, rtol=1e-5)
