@@ -1,6 +1,8 @@
 """uvicorn's HTTP protocol with what a server on a network needs besides: limits on headers in time and size, on what follows a
 refusal, OpenAI's shape for what is not HTTP at all, and plain HTTP/1.1 for clients that offer to go on with HTTP/2.
 
+A request that comes before the answer to the one before it ("pipelined") waits, and what comes behind it is held back unread.
+
 A connection always waits for something that has an end: the headers of a request, its body (read_body has the clock of most),
 an answer (request_timeout_s), the client to read what is written (read_timeout_s), or, between requests, uvicorn's keep-alive
 time.
@@ -44,7 +46,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
         self._trailer_bytes: int | None = None  # received since the head of a chunk, if nothing of the chunk has come yet
         self._has_begun = False  # a request whose headers are not complete
-        self._answered: RequestResponseCycle | None = None  # what is being answered; self.cycle may be a later request
+        self._current: RequestResponseCycle | None = None  # the request being answered; self.cycle, the newest, may wait
         self._held = bytearray()  # what came behind a later request; it is read on, so that a client that leaves is noticed
         self._is_broken = False  # what comes in is not understood any more
         self._closes = False  # the client wants the connection closed, but its body has not come to its end
@@ -59,9 +61,9 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._forget_reader()
         self.pipeline.clear()
         self._held.clear()
-        if self._answered is not None and not self._answered.response_complete:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+        if self._current is not None and not self._current.response_complete:
+            self._current.disconnected = True
+            self._current.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -125,7 +127,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             self._header_bytes = None
             if not waits:
-                self._answered = self.cycle
+                self._current = self.cycle
             elif len(self.pipeline) > MOST_PIPELINED:
                 self.transport.close()
             else:
@@ -162,12 +164,12 @@ class _GuardedProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def on_response_complete(self) -> None:
-        body_goes_on = self._header_bytes is None and self._answered is self.cycle
+        body_goes_on = self._header_bytes is None and self._current is self.cycle
         if body_goes_on and not self.transport.is_closing():
             self._arm(LINGER_S, self.transport.close)
             if self._closes:
                 self.transport.write_eof()
-        self._answered = self.pipeline[-1][0] if self.pipeline else None
+        self._current = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._watch_reader()
         if self._must_wait() or self.transport.is_closing():
@@ -180,7 +182,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.data_received(held)
 
     def _is_answering(self) -> bool:
-        return self._answered is not None and not self._answered.response_complete
+        return self._current is not None and not self._current.response_complete
 
     def _must_wait(self) -> bool:
         """Whether a request is there that waits for the answer before its own."""
@@ -222,12 +224,12 @@ class _GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Says why, and closes the connection; but not in the middle of an answer, nor instead of an earlier request's."""
         self._is_broken = True
-        if self._answered is not None and self._is_answering():
-            if self._answered is not self.cycle or self._has_begun:  # an earlier request, which gets its answer
+        if self._current is not None and self._is_answering():
+            if self._current is not self.cycle or self._has_begun:  # an earlier request, which gets its answer
                 self.pipeline.clear()
-                self._answered.keep_alive = False
+                self._current.keep_alive = False
                 return
-            is_first = not self._answered.response_started
+            is_first = not self._current.response_started
         else:
             is_first = self._header_bytes is not None  # else the body of a request that was answered goes on
         if is_first:

@@ -35,7 +35,7 @@ class Ledger:
         self.bytes += count
         self._most_bytes = max(self._most_bytes, self.bytes)
 
-    def close(self) -> None:
+    def drop_entry(self) -> None:
         """Bodies of many megabytes leave as much behind with the allocator, whose blocks lie between others; when nobody is
         held up by it, it goes back."""
         self.requests -= 1
@@ -58,7 +58,7 @@ class Entry:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ledger.bytes -= self._bytes
         self._bytes = 0
-        self._ledger.close()
+        self._ledger.drop_entry()
 
     def grow(self, count: int) -> None:
         self._ledger.take(count)
