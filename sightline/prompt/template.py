@@ -76,18 +76,18 @@ def own_template(family: str) -> str:
 
 
 class ChatTemplate:
-    """A compiled template. `origin` names it in errors; `constants` are variables it always sees, such as eos_token."""
+    """A compiled template. `origin` names it where it is no template; later errors go to clients, who need not know of our
+    folders. `constants` are variables it always sees, such as eos_token."""
 
     def __init__(self, source: str, origin: str = "The chat template", constants: Mapping[str, str] | None = None) -> None:
         self.source = source
-        self.origin = origin
         self.constants = dict(constants or {})
         environment = _environment()
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
-            raise PromptError(f"{self.origin} does not parse at line {error.lineno}: {error.message}") from error
+            raise PromptError(f"{origin} does not parse at line {error.lineno}: {error.message}") from error
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "ChatTemplate":
@@ -117,21 +117,21 @@ class ChatTemplate:
     ) -> str:
         """The prompt for these messages. Tools and calls of them are refused where the template would leave them out unsaid."""
         if tools and "tools" not in self.variables:
-            raise PromptError(f"{self.origin} has no place for tools, and {len(tools)} were given.")
+            raise PromptError(f"The chat template has no place for tools, and {len(tools)} were given.")
         if "tool_calls" not in self.source:
             for index, message in enumerate(messages):
                 if message.get("tool_calls"):
-                    raise PromptError(f"{self.origin} has no place for tool_calls, and messages[{index}] has them.")
+                    raise PromptError(f"The chat template has no place for tool_calls, and messages[{index}] has them.")
         variables = {**self.constants, "documents": None, **template_kwargs}
         variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(variables)
         except SecurityError as error:
-            raise PromptError(f"{self.origin} tried what the sandbox forbids: {error}") from error
+            raise PromptError(f"The chat template tried what the sandbox forbids: {error}") from error
         except jinja2.TemplateError as error:
-            raise PromptError(f"{self.origin} refused the messages: {error}") from error
+            raise PromptError(f"The chat template refused the messages: {error}") from error
         except Exception as error:  # foreign code: any operation in it may fail in its own way
-            raise PromptError(f"{self.origin} failed on the messages with {type(error).__name__}: {error}") from error
+            raise PromptError(f"The chat template failed on the messages with {type(error).__name__}: {error}") from error
 
 
 def _read_text(file: Path) -> str:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from sightline.media.data_url import EmbeddedFile, embedded_file
-from sightline.server.parse import data_urls, may_have_too_many_values, parse
+from sightline.server.parse import data_urls, decode, may_have_too_many_values, parse
 from sightline.server.protocol import ChatRequest, ImagePart, Url, VideoPart
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def parse_with_files(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, 
         files = {f"file-{number}-{secret}": file for number, (_, _, file) in enumerate(found)}
         short = _with_names(body, [(start, end) for start, end, _ in found], list(files))
         with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # parse says what is wrong
-            parsed = None if may_have_too_many_values(short) else decoder.decode(short)
+            parsed = None if may_have_too_many_values(short) else decode(short, decoder)
             if isinstance(parsed, ChatRequest) and files.keys() <= set(_media_urls(parsed)):
                 return parsed, files
     return parse(body, decoder), {}

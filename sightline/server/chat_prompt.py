@@ -17,7 +17,7 @@ from sightline.server.body_files import Files
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
 from sightline.server.inflight import Entry
-from sightline.server.parse import MAX_VALUES, most_values, too_many_values
+from sightline.server.parse import MAX_VALUES, is_too_deep, most_values, too_many_values
 from sightline.server.protocol import (
     AssistantMessage,
     ImagePart,
@@ -165,7 +165,7 @@ def _arguments(call: Any) -> Any:
             parsed = json.loads(given)
         except (ValueError, RecursionError):
             return given
-        return parsed if isinstance(parsed, dict) else given
+        return parsed if isinstance(parsed, dict) and not is_too_deep(parsed) else given
     return given
 
 

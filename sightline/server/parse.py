@@ -1,8 +1,8 @@
 """Bytes to the types of protocol.py; what is wrong with them becomes one sentence that names the field."""
 
 import re
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ from sightline.server.errors import ApiError, shortened
 
 T = TypeVar("T")
 MAX_VALUES = 1_000_000  # in one body: each takes fifty bytes or more in memory, however short it is written
+MAX_LEVELS = 200  # of lists and objects in each other: templates and encoders recurse, and Python stops at 1,000 calls
 _SEPARATORS = b",[{"  # one of them stands before each value but the first
 _PIECE = 1 << 18
 _LONG = 1 << 16  # bytes of a string that is worth skipping
@@ -22,11 +23,37 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if may_have_too_many_values(body):
         raise too_many_values("The body has")
     try:
-        return decoder.decode(body)
+        return decode(body, decoder)
     except msgspec.ValidationError as error:
         raise _sentence(str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """With the errors of the library, but for one."""
+    found = decoder.decode(body)
+    if body.count(b"[") + body.count(b"{") > MAX_LEVELS and is_too_deep(found):
+        raise ApiError(
+            400, f"The body has more than the {MAX_LEVELS} levels allowed of lists and objects.", code="too_many_levels"
+        )
+    return found
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects are in more than MAX_LEVELS others."""
+    level = [value]
+    for _ in range(MAX_LEVELS):
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, (list, dict, msgspec.Struct))]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def too_many_values(who_has: str) -> ApiError:

@@ -86,11 +86,12 @@ def test_running_out_costs_the_step_and_gives_memory_back(llm: LLM) -> None:
 
     run.engine.runner.compute = greedy  # type: ignore[assignment,method-assign]
     request = request_from_ids(list(range(50)), llm.spec, llm.processor)
+    before, _ = torch.cuda.mem_get_info()
     unlucky = run.add(request)
     run.run()
     assert isinstance(run.errors[unlucky], OutOfMemoryError)
-    free, total = torch.cuda.mem_get_info()
-    assert free > total // 2
+    after, _ = torch.cuda.mem_get_info()
+    assert after > before - 2**33  # others may be on the device, too
     lucky = run.add(request)
     run.run()
     assert len(run.tokens(lucky)) == 8

@@ -289,10 +289,10 @@ def test_unparsable_template(source: str, said: str) -> None:
     ],
 )
 def test_failing_template(source: str, said: str) -> None:
-    """Red if something a template does escapes as another exception, succeeds, or loses its reason."""
+    """Red if something a template does escapes as another exception, succeeds, loses its reason, or tells clients our paths."""
     with pytest.raises(PromptError, match=said) as caught:
-        ChatTemplate(source, "The chat template of m").render([{"role": "user", "content": "x"}])
-    assert str(caught.value).startswith("The chat template of m")
+        ChatTemplate(source, "The chat template /models/m/chat_template.jinja").render([{"role": "user", "content": "x"}])
+    assert str(caught.value).startswith("The chat template ") and "/models" not in str(caught.value)
 
 
 def test_tools_are_refused_where_they_would_be_dropped() -> None:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import socket
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from device import DEVICE
 from server.media import image_part, text_part
 from server.running import RunningServer, running
 from server.watch import Watch
@@ -17,18 +19,27 @@ from server.wire import request
 
 IMAGES, QUESTIONS = 5, ("What is it?", "Which colours are there?", "Go on.", "How many blocks?")
 TOKENS = 12
+MOST_NOISE = 0.1  # of a log-probability: rounding to bfloat16 makes some of it, another request's keys ten times as much
 
 
 def body(number: int) -> dict[str, Any]:
     """As many different requests as there are pairs of an image and a question."""
     content = [image_part(5000 + number % IMAGES), text_part(QUESTIONS[number // IMAGES % len(QUESTIONS)])]
     options = {"include_usage": True}
-    fields = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "logprobs": True, "stream_options": options}
-    return {"messages": [{"role": "user", "content": content}], "stream": True, **fields}
+    fields = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    return {"messages": [{"role": "user", "content": content}], "stream": True, "stream_options": options, **fields}
 
 
-async def tokens_of(client: httpx.AsyncClient, number: int) -> list[str]:
-    """The tokens of a stream that must be complete."""
+class Place(NamedTuple):
+    """A place of an answer."""
+
+    token: str
+    logprob: float
+    lead: float  # over the second best
+
+
+async def answer_of(client: httpx.AsyncClient, number: int) -> list[Place]:
+    """The answer of a stream that must be complete."""
     async with client.stream("POST", "/v1/chat/completions", json=body(number)) as response:
         assert response.status_code == 200, await response.aread()
         events = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
@@ -36,17 +47,35 @@ async def tokens_of(client: httpx.AsyncClient, number: int) -> list[str]:
     chunks = [json.loads(event) for event in events]
     assert chunks[-1]["usage"]["completion_tokens"] == TOKENS
     told = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
-    return [token["token"] for logprobs in told for token in logprobs["content"]]
+    return [
+        Place(place["token"], place["logprob"], place["top_logprobs"][0]["logprob"] - place["top_logprobs"][1]["logprob"])
+        for logprobs in told
+        for place in logprobs["content"]
+    ]
 
 
 async def compare(url: str, count: int) -> None:
     limits = httpx.Limits(max_connections=count, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        alone = [await tokens_of(client, number) for number in range(IMAGES * len(QUESTIONS))]
-        assert all(len(tokens) == TOKENS for tokens in alone) and len({tuple(tokens) for tokens in alone}) > 5
-        together = await asyncio.gather(*(tokens_of(client, number) for number in range(count)))
-    different = [number for number, tokens in enumerate(together) if tokens != alone[number % len(alone)]]
-    assert not different, f"requests {different} of {count} have other tokens than alone"
+        alone = [await answer_of(client, number) for number in range(IMAGES * len(QUESTIONS))]
+        assert all(len(answer) == TOKENS for answer in alone)
+        assert len({tuple(place.token for place in answer) for answer in alone}) > 5
+        together = await asyncio.gather(*(answer_of(client, number) for number in range(count)))
+    pairs = [(alone[number % len(alone)], answer) for number, answer in enumerate(together)]
+    same = [sum(1 for _ in takewhile(lambda two: two[0].token == two[1].token, zip(*pair, strict=True))) for pair in pairs]
+    different = [number for number, length in enumerate(same) if length < TOKENS]
+    if DEVICE == "cpu":
+        assert not different, f"requests {different} of {count} have other tokens than alone"
+    # A device sums up in another order when more are computed at once: it may choose another token where two are as good.
+    noise = max(
+        abs(one.logprob - other.logprob)
+        for pair, length in zip(pairs, same, strict=True)
+        for one, other in islice(zip(*pair, strict=True), length)
+    )
+    ties = [pairs[number][0][same[number]].lead for number in different]
+    print(f"log-probabilities differ by up to {noise:.2g}; {len(ties)} of {count} answers part at ties, of {ties}")
+    assert noise < MOST_NOISE and all(lead <= 2 * noise for lead in ties), (noise, different, ties)
+    assert len(ties) < count / 10
 
 
 def test_forty_streams_at_once(sturdy: RunningServer) -> None:

@@ -1,8 +1,10 @@
 """JSON in a string of JSON, and JSON that is nested deeply: the arguments of tool calls, and what is logged."""
 
 import json
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.running import RunningServer
@@ -10,7 +12,7 @@ from sightline.server.body_files import parse_with_files
 from sightline.server.chat import ChatShape
 from sightline.server.chat_prompt import template_messages
 from sightline.server.errors import ApiError
-from sightline.server.parse import MAX_VALUES, most_values
+from sightline.server.parse import MAX_LEVELS, MAX_VALUES, most_values, parse
 from sightline.server.request_log import loggable
 
 
@@ -39,7 +41,7 @@ def test_values_in_arguments_are_counted(hidden: bytes) -> None:
     assert len(next(iter(few.values()))) == 1001
 
 
-@pytest.mark.parametrize("depth", [10, 900, 5000, 100_000])
+@pytest.mark.parametrize("depth", [10, 190, 210, 975, 1000, 5000, 100_000])
 def test_arguments_may_be_nested(sturdy: RunningServer, depth: int) -> None:
     """An object where it can be parsed, else what it is: a string."""
     nested = '{"a":' + "[" * depth + "]" * depth + "}"
@@ -47,6 +49,39 @@ def test_arguments_may_be_nested(sturdy: RunningServer, depth: int) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "y"}]
     answer = sturdy.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1})
     assert answer.status_code == 200 or (answer.status_code == 400 and "tokens" in answer.text), answer.text
+
+
+CHAT = '{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"1","type":"function",\
+"function":{"name":"f","arguments":ARGUMENTS}}]},{"role":"user","content":"y"}],"tools":[{"type":"function",\
+"function":{"name":"f","parameters":PARAMETERS}}],"chat_template_kwargs":KWARGS,"metadata":METADATA,"max_tokens":1,\
+"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":SCHEMA}}}'
+
+
+@pytest.mark.parametrize("field", ["ARGUMENTS", "PARAMETERS", "KWARGS", "METADATA", "SCHEMA"])
+def test_a_body_is_as_deep_as_it_may_be_and_no_deeper(sturdy: RunningServer, field: str) -> None:
+    """Near 1,000 levels whatever recursed next failed with a 500, be it ours, the template's or an encoder."""
+    for opening, end in ('{"a":[', "]}"), ('{"a":', "}"):
+        for repeats in *range(20, 500, 60), *range(470, 500, 3), *range(940, 1010, 7), 1500, 3000:
+            nested = opening * repeats + "1" + end * repeats
+            depth = nested.count("{") + nested.count("[") + {"ARGUMENTS": 6, "PARAMETERS": 4, "SCHEMA": 3}.get(field, 1)
+            body = re.sub("[A-Z]{5,}", lambda found: nested if found[0] == field else "{}", CHAT)  # noqa: B023
+            answer = sturdy.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+            if depth > MAX_LEVELS:
+                assert answer.status_code == 400 and ("levels" in answer.text or "recursion" in answer.text), answer.text
+            elif field != "SCHEMA":  # the library for grammars has its own limit
+                assert answer.status_code == 200, (depth, answer.text)
+
+
+def test_levels() -> None:
+    decoder = msgspec.json.Decoder(Any)
+    for depth in 1, 2, MAX_LEVELS:
+        parse(b"[" * depth + b"]" * depth, decoder)
+    beside = b"[" + b'[{"a":[]}],' * MAX_LEVELS + b"1]"
+    assert len(parse(beside, decoder)) == MAX_LEVELS + 1
+    for deep in b"[" * (MAX_LEVELS + 1) + b"]" * (MAX_LEVELS + 1), beside[:-2] + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"]":
+        with pytest.raises(ApiError) as caught:
+            parse(deep, decoder)
+        assert caught.value.status == 400 and caught.value.code == "too_many_levels"
 
 
 def test_what_is_nested_deeply_can_be_logged() -> None:
