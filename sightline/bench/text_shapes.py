@@ -11,6 +11,7 @@ from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_ar
 from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
 from sightline.ops.key_items import KeyItems, share_keys
+from sightline.ops.pages import MOST_GATHERED, GatheringRoom, rows_of
 from sightline.ops.qkv import HeadNorms
 from sightline.ops.rotary import RotaryTable, TextRotation, make_rotary_table, mrope_axes
 from sightline.ops.sequences import PagedSequences
@@ -186,6 +187,7 @@ def _paged(at: Setting, queries: int, contexts: tuple[int, ...], shape: str) -> 
                 context_lengths=at.tensor(contexts),
                 query_lengths_host=(queries,) * len(contexts),
                 context_lengths_host=contexts,
+                room=GatheringRoom(MOST_GATHERED),
             ),
         }
 
@@ -210,6 +212,7 @@ def _gather_pages(at: Setting) -> Iterator[Case]:
             "context_lengths": at.tensor([context]),
             "context_lengths_host": (context,),
             "multiple": 128,
+            "room": GatheringRoom(rows_of((context,), 128)),
         }
 
     for context in at.sizes.contexts:

@@ -15,7 +15,7 @@ from sightline.config import EngineConfig
 from sightline.engine.rehearsal import rehearse_language, rehearse_sampling, rehearse_tower
 from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
-from sightline.ops.pages import most_gathered
+from sightline.ops.pages import MOST_GATHERED, GatheringRoom, most_gathered
 from sightline.run.runner import choose_decode_threads
 from sightline.run.step_graphs import buckets
 from sightline.spec import ProcessorSpec, VisionSpec
@@ -58,6 +58,11 @@ def graph_sizes(config: EngineConfig, vision: VisionSpec, tower: bool, steps: bo
         tower_graphs=len(sizes),
         tower_out=MOST_PATCHES if tower else 0,  # all graphs write to one place
     )
+
+
+def room_to_gather(config: EngineConfig, longest: int) -> GatheringRoom:
+    """For the keys and values of any step; `longest` is the most tokens of a sequence."""
+    return GatheringRoom(most_gathered(config.max_num_batched_tokens, longest, config.max_num_seqs))
 
 
 @dataclass(frozen=True)
@@ -112,16 +117,19 @@ def measure_peaks(
     device, vocab = weight.device, model.spec.text.vocab_size
     at_once = max(config.max_patches_per_step, largest_frame(processor))
 
+    room = room_to_gather(config, longest)
+
     def language(tokens: int, sequences: int, context: int = longest) -> int:
-        return _peak(device, lambda: rehearse_language(model, tokens, sequences, context, config.page_size))
+        return _peak(device, lambda: rehearse_language(model, tokens, sequences, context, config.page_size, room))
 
     def tower(patches: int) -> int:
         return _peak(device, lambda: rehearse_tower(model, patches))
 
     with _naming("max_num_batched_tokens", config.max_num_batched_tokens):
-        # Many sequences have many logits; few may have their keys gathered, which one long one stands for.
+        # Many sequences have many logits. Where any step gathers keys one long sequence does; it takes the room, which is kept.
         tokens = config.max_num_batched_tokens
-        step = max(language(tokens, config.max_num_seqs), language(tokens, 1, most_gathered(tokens, longest)))
+        gathering = language(tokens, 1, min(longest, MOST_GATHERED)) - room.taken_bytes
+        step = max(gathering, language(tokens, config.max_num_seqs)) + room.taken_bytes
     with _naming("max_num_seqs", config.max_num_seqs):
         seen = config.max_num_seqs * min(vocab, longest) * _ID_BYTES
         sampling = seen + _peak(device, lambda: rehearse_sampling(vocab, config.max_num_seqs, device, weight.dtype))

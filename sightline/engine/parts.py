@@ -3,7 +3,7 @@
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.pages import PageCache
 from sightline.config import EngineConfig
-from sightline.engine.activation_peak import graph_sizes
+from sightline.engine.activation_peak import graph_sizes, room_to_gather
 from sightline.engine.memory import BLOCK_ROWS, MemoryPlan, plan_memory
 from sightline.errors import ConfigError
 from sightline.models.model import VisionLanguageModel
@@ -49,6 +49,7 @@ def make_parts(
         step_graphs=step_graphs,
         gpu_decoder=choose_gpu_decoder(config.image_decoder, device, threads),
         most_patches=config.max_patches_per_step,
+        room=room_to_gather(config, max_model_len),
     )
     return memory, schedule, runner
 

@@ -12,6 +12,7 @@ import torch
 
 from sightline.models.inputs import ForwardBatch, WantedTokens
 from sightline.models.model import VisionLanguageModel
+from sightline.ops.pages import GatheringRoom
 from sightline.ops.sequences import PagedSequences
 from sightline.run.kv_cache import allocate_pages
 from sightline.run.sampler import SamplingRow, make_generator, sample
@@ -43,7 +44,9 @@ _WAYS = (
 )
 
 
-def rehearse_language(model: VisionLanguageModel, tokens: int, sequences: int, longest: int, page_size: int) -> torch.Tensor:
+def rehearse_language(
+    model: VisionLanguageModel, tokens: int, sequences: int, longest: int, page_size: int, room: GatheringRoom
+) -> torch.Tensor:
     """Logits of `sequences` sequences that have `tokens` new tokens together, each over a context of `longest`."""
     text = model.text
     layers = model.varied_layers  # a layer gives back what it takes before the next one begins, so a few are like all
@@ -53,7 +56,7 @@ def rehearse_language(model: VisionLanguageModel, tokens: int, sequences: int, l
     for cache in caches:
         cache.keys.zero_()
         cache.values.zero_()
-    batch = _language_batch(model, chunk_lengths(tokens, sequences, longest), longest, page_size)
+    batch = _language_batch(model, chunk_lengths(tokens, sequences, longest), longest, page_size, room)
     with text.only_first(layers):
         logits: torch.Tensor = model(batch, caches)
     return logits
@@ -68,7 +71,9 @@ def chunk_lengths(tokens: int, sequences: int, longest: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longest: int, page_size: int) -> ForwardBatch:
+def _language_batch(
+    model: VisionLanguageModel, lengths: tuple[int, ...], longest: int, page_size: int, room: GatheringRoom
+) -> ForwardBatch:
     weight, tokens = model.text.embed_tokens.weight, sum(lengths)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -85,6 +90,7 @@ def _language_batch(model: VisionLanguageModel, lengths: tuple[int, ...], longes
             context_lengths=starts.diff().int(),  # short on the device, to save time: memory depends on what the host knows
             query_lengths_host=lengths,
             context_lengths_host=(longest,) * len(lengths),
+            room=room,
         ),
         vision_rows=zeros(1, model.spec.vision.row_width, dtype=weight.dtype),
         row_index=zeros(tokens),

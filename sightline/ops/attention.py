@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.pages import MOST_GATHERED, GatheringRoom
 from sightline.ops.sequences import PagedSequences
 
 # Not cuDNN: it makes a plan for each new length, some 100 ms, and a sequence that decodes has a new length every step.
@@ -124,7 +125,7 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         (8, 2, 256, 16, (5, 1), (5, 20)),
         (8, 2, 128, 16, (1, 1), (700, 300)),
         (4, 2, 64, 16, (1,) * 9, (1, 900, 30, 1, 64, 2, 65, 17, 1)),  # one much longer than the others
-        (2, 1, 128, 16, (1, 2000, 3), (20, 2130, 150)),  # so many queries read each key that gathering keys is worth it
+        (2, 1, 128, 16, (1, 3100, 3), (20, 3400, 150)),  # so many queries read each key that gathering keys is worth it
     )
     for heads, kv_heads, head_dim, page_size, queries, contexts in cases:
         needed = [-(-context // page_size) for context in contexts]
@@ -141,7 +142,9 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
             "q": make.normal(starts[-1], heads, head_dim),
             "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
             "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
-            "sequences": PagedSequences(table, make.tensor(starts), make.tensor(contexts), queries, contexts),
+            "sequences": PagedSequences(
+                table, make.tensor(starts), make.tensor(contexts), queries, contexts, GatheringRoom(MOST_GATHERED // 64)
+            ),
         }
 
 

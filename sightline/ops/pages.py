@@ -9,6 +9,7 @@ from sightline.ops.dispatch import EXACT, ExampleMaker, op
 
 GATHER_FROM = 1536  # queries that read a key, on average over all keys
 MOST_GATHERED = 2**18  # rows: the memory plan has room for so many
+MOST_KEYS_AT_ONCE = 128  # that a kernel reads: the largest number that sequences begin at multiples of
 
 
 def is_worth_gathering(queries: tuple[int, ...], contexts: tuple[int, ...], multiple: int) -> bool:
@@ -21,12 +22,35 @@ def is_worth_gathering(queries: tuple[int, ...], contexts: tuple[int, ...], mult
     return pairs >= GATHER_FROM * sum(contexts) and rows_of(contexts, multiple) <= MOST_GATHERED
 
 
-def most_gathered(tokens: int, longest: int) -> int:
-    """Rows that a step of so many tokens may gather, where a sequence has at most `longest`.
+def most_gathered(tokens: int, longest: int, sequences: int) -> int:
+    """Rows that a step of so many tokens and sequences may gather, where a sequence has at most `longest`.
 
-    Pairs are at most tokens * longest, and at least GATHER_FROM for each row.
+    Pairs are at most tokens * longest, and at least GATHER_FROM for each token that is gathered.
     """
-    return min(MOST_GATHERED, -(-longest * tokens // GATHER_FROM))
+    return min(MOST_GATHERED, -(-longest * tokens // GATHER_FROM) + sequences * MOST_KEYS_AT_ONCE)
+
+
+class GatheringRoom:
+    """Memory for the keys and values that steps gather, each in its turn: taken once, with room for the largest.
+
+    An allocator would need a larger block for each longer context and keep those before: prompts of 230,000 tokens left 5 GB.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None  # nobody may gather at all
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(one.nbytes for one in self._kept or ())
+
+    def take(self, rows: int, k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For rows of these caches; what was in it before may be in it still."""
+        assert rows <= self._rows, f"{rows} rows are gathered, more than the {self._rows} there is room for"
+        if self._kept is None:
+            self._kept = k_cache.new_empty(self._rows, *k_cache.shape[2:]), v_cache.new_empty(self._rows, *v_cache.shape[2:])
+        keys, values = self._kept
+        return keys[:rows], values[:rows]
 
 
 def rows_of(contexts: tuple[int, ...], multiple: int) -> int:
@@ -51,6 +75,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
             "context_lengths": make.tensor(contexts),
             "context_lengths_host": contexts,
             "multiple": multiple,
+            "room": GatheringRoom(rows_of(contexts, multiple) + page_size),
         }
 
 
@@ -62,17 +87,19 @@ def gather_pages(
     context_lengths: torch.Tensor,
     context_lengths_host: tuple[int, ...],
     multiple: int,
+    room: GatheringRoom,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys and values of all sequences, [rows, kv_heads, head_dim] each, and where each sequence begins, [sequences + 1] int32.
 
     Sequences begin at multiples of `multiple`, and what lies between them is zero: who reads so many rows at a time never
-    reads another sequence's. Caches, page_table and context_lengths as for attention over pages.
+    reads another sequence's. Caches, page_table and context_lengths as for attention over pages. The next to use `room` writes
+    over them.
     """
-    page_size, *row = k_cache.shape[1:]
+    page_size = k_cache.shape[1]
     starts = torch.zeros(len(context_lengths) + 1, dtype=torch.int32, device=k_cache.device)
     starts[1:] = ((context_lengths + multiple - 1) // multiple * multiple).cumsum(0)
     rows = rows_of(context_lengths_host, multiple)
-    keys, values = k_cache.new_zeros(rows, *row), v_cache.new_zeros(rows, *row)
+    keys, values = (taken.zero_() for taken in room.take(rows, k_cache, v_cache))
     start = 0
     for sequence, context in enumerate(context_lengths_host):
         pages = page_table[sequence, : -(-context // page_size)].long()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sightline.ops.pages import GatheringRoom
+
 
 @dataclass(frozen=True)
 class PagedSequences:
@@ -21,6 +23,7 @@ class PagedSequences:
     context_lengths: torch.Tensor  # [sequences] int32: all its tokens, the new ones included
     query_lengths_host: tuple[int, ...]
     context_lengths_host: tuple[int, ...]
+    room: GatheringRoom | None = None  # without it keys stay in their pages
 
     @property
     def one_query_each(self) -> bool:

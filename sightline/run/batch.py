@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.models.inputs import ForwardBatch, WantedTokens
+from sightline.ops.pages import GatheringRoom
 from sightline.ops.sequences import PagedSequences
 from sightline.schedule.state import Chunk
 from sightline.vision.transfer import send
@@ -39,7 +40,7 @@ class PackedBatch:
         """Those tokens."""
         return self.query_starts[1:][self.sampling].astype(np.int64) - 1
 
-    def on(self, device: torch.device, vision_rows: torch.Tensor) -> ForwardBatch:
+    def on(self, device: torch.device, vision_rows: torch.Tensor, room: GatheringRoom | None = None) -> ForwardBatch:
         return ForwardBatch(
             token_ids=send(self.token_ids, device),
             positions=send(self.positions, device),
@@ -50,6 +51,7 @@ class PackedBatch:
                 context_lengths=send(self.context_lengths, device),
                 query_lengths_host=self.query_lengths_host,
                 context_lengths_host=self.context_lengths_host,
+                room=room,
             ),
             vision_rows=vision_rows if self.has_rows else None,
             row_index=send(self.row_index, device) if self.has_rows else None,

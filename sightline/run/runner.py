@@ -14,6 +14,7 @@ from sightline.config import EngineConfig
 from sightline.errors import ConfigError, MediaError
 from sightline.models.inputs import LayerCache
 from sightline.models.model import VisionLanguageModel
+from sightline.ops.pages import GatheringRoom
 from sightline.processors import available_processors
 from sightline.run.batch import PackedBatch, known_tokens, pack_batch
 from sightline.run.device_timer import DeviceTimer
@@ -85,10 +86,11 @@ class Runner:
         step_graphs: StepGraphs | None = None,
         gpu_decoder: GpuDecoder | None = None,
         most_patches: int = EngineConfig.max_patches_per_step,
+        room: GatheringRoom | None = None,
     ) -> None:
         self.model, self.processor, self._graphs = model, processor, tower_graphs
         self.caches, self.arena, self.embeddings = caches, arena, embeddings
-        self.device, self._most_patches = arena.rows.device, most_patches
+        self.device, self._most_patches, self._room = arena.rows.device, most_patches, room
         self.counts = RunnerCounts()
         self._decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self.step_graphs = step_graphs
@@ -239,7 +241,7 @@ class Runner:
         return Readout(sampled)
 
     def _run_model(self, batch: PackedBatch) -> torch.Tensor:
-        on_device = batch.on(self.device, self.arena.rows)
+        on_device = batch.on(self.device, self.arena.rows, self._room)
         if self._sampled is not None and self._places:
             on_device = replace(on_device, token_ids=known_tokens(on_device.token_ids, self._sampled))
         logits: torch.Tensor = self.model(on_device, self.caches)

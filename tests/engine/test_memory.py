@@ -20,11 +20,13 @@ from sightline.engine.activation_peak import (
     largest_frame,
     largest_item,
     pixel_bytes,
+    room_to_gather,
 )
 from sightline.engine.memory import MARGIN_BYTES, DeviceMemory, MemoryPlan, plan_on_cpu, plan_on_gpu
 from sightline.engine.out_of_memory import recover
 from sightline.engine.rehearsal import chunk_lengths, rehearse_language, rehearse_sampling, rehearse_tower, square_grid
 from sightline.errors import ConfigError, OutOfMemoryError
+from sightline.ops.pages import GatheringRoom
 from sightline.run.step_graphs import buckets
 from sightline.vision.graphs import MOST_PATCHES
 from sightline.vision.graphs import buckets as tower_buckets
@@ -158,7 +160,7 @@ def test_the_largest_frame_is_no_smaller_than_asked(patches: int) -> None:
 def test_rehearsals_run_on_every_family(tiny_checkpoints: dict[str, Path], family: str) -> None:
     llm = loaded(tiny_checkpoints[family])
     layers = list(llm.model.text.layers)
-    logits = rehearse_language(llm.model, tokens=40, sequences=8, longest=100, page_size=16)
+    logits = rehearse_language(llm.model, tokens=40, sequences=8, longest=100, page_size=16, room=GatheringRoom(0))
     assert logits.shape == (8, llm.spec.text.vocab_size)
     assert list(llm.model.text.layers) == layers
     rows = rehearse_tower(llm.model, 100)
@@ -166,11 +168,26 @@ def test_rehearsals_run_on_every_family(tiny_checkpoints: dict[str, Path], famil
     rehearse_sampling(llm.spec.text.vocab_size, 8, torch.device("cpu"), torch.float32)
 
 
+def test_all_steps_gather_into_one_room(tiny_checkpoints: dict[str, Path]) -> None:
+    """Of the size that was rehearsed."""
+    folder = tiny_checkpoints["qwen3-vl"]
+    run, rooms = driver(folder, max_num_batched_tokens=16), []
+    hook = run.engine.runner.model.register_forward_pre_hook(lambda _, given: rooms.append(given[0].sequences.room))
+    try:
+        run.add(request_of(folder, "A question that is longer than a step, so that there are several."))
+        run.run()
+    finally:
+        hook.remove()
+    assert len(rooms) > 5 and rooms[0] is not None and all(room is rooms[0] for room in rooms)
+    rows = room_to_gather(EngineConfig(max_num_batched_tokens=16), loaded(folder).max_model_len)
+    assert vars(rooms[0]) == vars(rows)
+
+
 def test_a_rehearsal_that_fails_leaves_the_model_whole(tiny_checkpoints: dict[str, Path]) -> None:
     model = loaded(tiny_checkpoints["qwen3-vl"]).model
     layers = list(model.text.layers)
     with pytest.raises(RuntimeError):
-        rehearse_language(model, tokens=4, sequences=2, longest=-5, page_size=16)
+        rehearse_language(model, tokens=4, sequences=2, longest=-5, page_size=16, room=GatheringRoom(0))
     assert list(model.text.layers) == layers
 
 

@@ -15,7 +15,7 @@ from ops.compile_kernels import specialised
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import OPS
 from sightline.ops.new_tokens import attend_new_tokens
-from sightline.ops.pages import gather_pages
+from sightline.ops.pages import GatheringRoom, gather_pages
 from sightline.ops.pixels import patchify, resize_bicubic
 from sightline.ops.places import patch_places
 from sightline.ops.position_grid import add_position_grid
@@ -76,7 +76,7 @@ def steps_of_many_tokens() -> None:
     for sequences, pages, context in ((1, 1, 9), (1, 16, 100_000), (3, 17, 3000), (5, 3, 100_000), (40, 9, 70), (200, 4, 900)):
         page_table = torch.zeros(sequences, pages, dtype=torch.int32)
         lengths, starts = torch.ones(sequences, dtype=torch.int32), torch.arange(sequences + 1, dtype=torch.int32)
-        by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128)
+        by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128, GatheringRoom(30_000))
         paged = PagedSequences(page_table, starts, lengths, (1,) * sequences, (context,) * sequences)
         by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, cache, paged)
         rotation = TextRotation(torch.zeros(3, sequences, dtype=torch.int32), table, axes, "halves")

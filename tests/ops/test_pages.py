@@ -1,10 +1,23 @@
-"""Which steps gather their keys, and that the memory plan knows how many at most."""
+"""Which steps gather their keys, that the memory plan knows how many at most, and that they take no more memory than that."""
 
 import random
 
 import pytest
+import torch
 
-from sightline.ops.pages import GATHER_FROM, MOST_GATHERED, is_worth_gathering, most_gathered, rows_of
+from sightline.ops.attention import paged_attention
+from sightline.ops.dispatch import ExampleMaker
+from sightline.ops.pages import (
+    GATHER_FROM,
+    MOST_GATHERED,
+    GatheringRoom,
+    gather_pages,
+    is_worth_gathering,
+    most_gathered,
+    rows_of,
+)
+from sightline.ops.sequences import PagedSequences
+from sightline.ops.twins import register_twins
 
 
 @pytest.mark.parametrize(
@@ -27,7 +40,7 @@ def test_keys_are_gathered_where_many_queries_read_them(
 
 
 def test_no_step_gathers_more_than_the_plan_has_room_for() -> None:
-    """Red when some mix of sequences gathers more rows than the largest step that was rehearsed."""
+    """Red when some mix of sequences gathers more rows than the room that is kept for them."""
     chance = random.Random(0)
     gathered = 0
     for _ in range(20_000):
@@ -38,5 +51,52 @@ def test_no_step_gathers_more_than_the_plan_has_room_for() -> None:
         contexts = tuple(chance.randint(count, longest) for count in queries)
         if is_worth_gathering(tuple(queries), contexts, 128):
             gathered += 1
-            assert rows_of(contexts, 128) <= most_gathered(tokens, longest) + 128 * len(queries)
+            assert rows_of(contexts, 128) <= most_gathered(tokens, longest, len(queries))
+            one = min(longest, MOST_GATHERED)  # what is rehearsed: if that gathers nothing, nobody does
+            assert is_worth_gathering((min(tokens, one),) * -(-tokens // one), (one,) * -(-tokens // one), 128)
     assert gathered > 1000 and GATHER_FROM > 1
+
+
+def test_room_is_taken_once_and_what_was_in_it_does_not_matter() -> None:
+    cache = torch.randn(9, 4, 2, 8)
+    room = GatheringRoom(64)
+    assert room.taken_bytes == 0
+    places = set()
+    for contexts in ((3, 30), (17,), (1, 1, 1), (9, 10, 11)):
+        table = torch.randint(0, 9, (len(contexts), 8), dtype=torch.int32)
+        lengths = torch.tensor(contexts, dtype=torch.int32)
+        expected = gather_pages(cache, cache, table, lengths, contexts, 8, GatheringRoom(64))
+        for kept in room.take(64, cache, cache):
+            kept.fill_(float("nan"))
+        found = gather_pages(cache, cache, table, lengths, contexts, 8, room)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        places.add((found[0].data_ptr(), found[1].data_ptr()))
+    assert len(places) == 1 and room.taken_bytes == 2 * 64 * 2 * 8 * 4
+    with pytest.raises(AssertionError, match="65 rows"):
+        room.take(65, cache, cache)
+
+
+def test_an_example_of_attention_gathers_its_keys() -> None:
+    """Red when the only way to test that on a GPU no longer does."""
+    examples = paged_attention.examples(ExampleMaker(torch.device("cpu"), torch.bfloat16))
+    found = [example["sequences"] for example in examples]
+    assert any(is_worth_gathering(one.query_lengths_host, one.context_lengths_host, 128) and one.room for one in found)
+
+
+@pytest.mark.gpu
+def test_longer_and_longer_contexts_take_no_more_memory() -> None:
+    """As a prompt's steps do. Red when each of them leaves a block with the allocator that is too small for the next."""
+    register_twins()
+    device, tokens, page_size, longest = torch.device("cuda"), 4096, 16, 2**17
+    cache = torch.zeros(64, page_size, 8, 128, dtype=torch.bfloat16, device=device)
+    q = torch.zeros(tokens, 32, 128, dtype=torch.bfloat16, device=device)
+    room = GatheringRoom(most_gathered(tokens, longest, 1))
+    taken = []
+    for context in range(2 * tokens, longest + 1, tokens):
+        table = torch.randint(0, 64, (1, context // page_size), dtype=torch.int32, device=device)
+        starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+        lengths = torch.tensor([context], dtype=torch.int32, device=device)
+        paged_attention(q, cache, cache, PagedSequences(table, starts, lengths, (tokens,), (context,), room))
+        assert is_worth_gathering((tokens,), (context,), 128) and room.taken_bytes > 0
+        taken.append(torch.cuda.memory_reserved())
+    assert taken[-1] - taken[0] <= 4 * 2**20, taken  # a table of pages

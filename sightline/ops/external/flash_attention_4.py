@@ -140,8 +140,9 @@ def paged_attention_fa4(
         "causal": True,
     }
     multiple = _KEYS_AT_ONCE[q.shape[2]]
-    if is_worth_gathering(sequences.query_lengths_host, contexts, multiple):
-        keys, values, starts = gather_pages(k_cache, v_cache, page_table, sequences.context_lengths, contexts, multiple)
+    room = sequences.room
+    if room is not None and is_worth_gathering(sequences.query_lengths_host, contexts, multiple):
+        keys, values, starts = gather_pages(k_cache, v_cache, page_table, sequences.context_lengths, contexts, multiple, room)
         found = flash_attn_varlen_func(q, keys, values, cu_seqlens_k=starts, **lengths)
     else:
         found = flash_attn_varlen_func(q, k_cache, v_cache, page_table=page_table, **lengths)

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.pages import gather_pages, rows_of
+from sightline.ops.pages import GatheringRoom, gather_pages, rows_of
 from sightline.ops.triton import next_power_of_2, runs_here
 
 _TOKENS = 8  # of a program
@@ -56,11 +56,12 @@ def gather_pages_triton(
     context_lengths: torch.Tensor,
     context_lengths_host: tuple[int, ...],
     multiple: int,
+    room: GatheringRoom,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     page_size, *row = k_cache.shape[1:]
     sequences, size = len(context_lengths_host), row[0] * row[1]
     rows = rows_of(context_lengths_host, multiple)
-    keys, values = k_cache.new_empty(rows, *row), v_cache.new_empty(rows, *row)
+    keys, values = room.take(rows, k_cache, v_cache)
     starts = torch.empty(sequences + 1, dtype=torch.int32, device=k_cache.device)
     longest = rows_of((max(context_lengths_host),), multiple)
     _gather[(triton.cdiv(longest, _TOKENS), sequences)](
