@@ -57,6 +57,7 @@ def test_requests_at_the_limits_stay_within_the_plan(llm: LLM) -> None:
 
 
 def test_the_plan_leaves_what_it_is_told_to(llm: LLM) -> None:
+    """What others take counts, so nobody may come or go meanwhile."""
     free, total = torch.cuda.mem_get_info()
     share = round((total - free) / total + 0.1, 2)
     run = made_driver(llm, kv_cache_gb=None, gpu_memory_utilization=share)
