@@ -74,6 +74,7 @@ class Peaks:
     tower: int
     pixels: int
     graphs: int
+    room: int = 0  # to gather keys in, a part of `language` that is kept all the time
 
     @property
     def activations(self) -> int:
@@ -116,7 +117,6 @@ def measure_peaks(
     weight = model.text.embed_tokens.weight
     device, vocab = weight.device, model.spec.text.vocab_size
     at_once = max(config.max_patches_per_step, largest_frame(processor))
-
     room = room_to_gather(config, longest)
 
     def language(tokens: int, sequences: int, context: int = longest) -> int:
@@ -147,6 +147,7 @@ def measure_peaks(
         tower=encode + _long_clips(model, largest_item(processor, most_rows) - at_once),
         pixels=pixel_bytes(processor, max_image_pixels) + decoder_bytes(config, max_image_pixels),
         graphs=kept,
+        room=room.taken_bytes,
     )
 
 

@@ -30,6 +30,9 @@ def make_parts(
     schedule = _make_schedule(config, memory, on_gpu=weight.is_cuda)
     caches = allocate_pages(model.spec.text, memory.pages, config.page_size, device, dtype)
     arena = EmbeddingArena(memory.blocks, BLOCK_ROWS, model.spec.vision.row_width, device, dtype)
+    room = room_to_gather(config, max_model_len)
+    if memory.peaks is not None and memory.peaks.room > 0:
+        room.take(0, caches[0].keys, caches[0].values)  # now, so that no request takes more memory than the one before
     threads, limits = choose_decode_threads(config.decode_threads), schedule.limits
     tower_graphs = step_graphs = None
     if records_tower:
@@ -49,7 +52,7 @@ def make_parts(
         step_graphs=step_graphs,
         gpu_decoder=choose_gpu_decoder(config.image_decoder, device, threads),
         most_patches=config.max_patches_per_step,
-        room=room_to_gather(config, max_model_len),
+        room=room,
     )
     return memory, schedule, runner
 

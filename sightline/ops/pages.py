@@ -31,14 +31,14 @@ def most_gathered(tokens: int, longest: int, sequences: int) -> int:
 
 
 class GatheringRoom:
-    """Memory for the keys and values that steps gather, each in its turn: taken once, with room for the largest.
+    """Memory for the keys and values that steps gather, each in its turn: taken once, enough for the largest.
 
-    An allocator would need a larger block for each longer context and keep those before: prompts of 230,000 tokens left 5 GB.
+    An allocator needs a larger block for each longer context and keeps those before: a prompt of 230,000 tokens left 5 GB.
     """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None  # nobody may gather at all
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None  # not where nobody gathers
 
     @property
     def taken_bytes(self) -> int:

@@ -27,7 +27,7 @@ from sightline.ops.attention import paged_attention
 from sightline.ops.capture import Capture, Replay
 from sightline.ops.dispatch import twins_are_on
 from sightline.ops.key_items import KeyItems, share_keys
-from sightline.ops.pages import is_worth_gathering
+from sightline.ops.pages import MOST_KEYS_AT_ONCE, is_worth_gathering
 from sightline.ops.sequences import PagedSequences
 from sightline.run.batch import PackedBatch, known_tokens
 from sightline.vision.transfer import send
@@ -39,7 +39,6 @@ _MUCH_LONGER = 4  # than the average
 _SMALL_TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MIXED_TOKENS = (*_SMALL_TOKENS, *range(1152, 2305, 128))
 MIXED_SEQUENCES = (8, 64)
-_KEYS_AT_ONCE = 128  # rows that gathered sequences begin at a multiple of
 _KEY_PROGRAMS = 1024  # that keys of uneven sequences are shared out to, at least
 _KEYS_OF_A_PART = 128  # or a multiple of it
 _LIST, _WANTED = "key_items.", "wanted."
@@ -74,7 +73,7 @@ def _is_uneven(contexts: tuple[int, ...]) -> bool:
 
 def _gathers(batch: PackedBatch) -> bool:
     """Whether keys are better gathered before attention, which no graph does; the device is then busy for long enough."""
-    return is_worth_gathering(batch.query_lengths_host, batch.context_lengths_host, _KEYS_AT_ONCE)
+    return is_worth_gathering(batch.query_lengths_host, batch.context_lengths_host, MOST_KEYS_AT_ONCE)
 
 
 def _up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:

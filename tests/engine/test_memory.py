@@ -22,11 +22,11 @@ from sightline.engine.activation_peak import (
     pixel_bytes,
     room_to_gather,
 )
-from sightline.engine.memory import MARGIN_BYTES, DeviceMemory, MemoryPlan, plan_on_cpu, plan_on_gpu
+from sightline.engine.memory import MARGIN_BYTES, DeviceMemory, MemoryPlan, plan_memory, plan_on_cpu, plan_on_gpu
 from sightline.engine.out_of_memory import recover
 from sightline.engine.rehearsal import chunk_lengths, rehearse_language, rehearse_sampling, rehearse_tower, square_grid
 from sightline.errors import ConfigError, OutOfMemoryError
-from sightline.ops.pages import GatheringRoom
+from sightline.ops.pages import GatheringRoom, most_gathered
 from sightline.run.step_graphs import buckets
 from sightline.vision.graphs import MOST_PATCHES
 from sightline.vision.graphs import buckets as tower_buckets
@@ -181,6 +181,23 @@ def test_all_steps_gather_into_one_room(tiny_checkpoints: dict[str, Path]) -> No
     assert len(rooms) > 5 and rooms[0] is not None and all(room is rooms[0] for room in rooms)
     rows = room_to_gather(EngineConfig(max_num_batched_tokens=16), loaded(folder).max_model_len)
     assert vars(rooms[0]) == vars(rows)
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_the_room_is_taken_at_the_start_if_the_plan_has_it(
+    tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, gathers: bool
+) -> None:
+    """Red when the first long prompt takes it, which looks like a leak, or when it is taken where nothing is gathered."""
+    planned = dataclasses.replace(PEAKS, room=2 * GB if gathers else 0)
+
+    def plan(*given: object) -> MemoryPlan:
+        return dataclasses.replace(plan_memory(*given), peaks=planned)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("sightline.engine.parts.plan_memory", plan)
+    folder, config = tiny_checkpoints["qwen3-vl"], EngineConfig()
+    room, text = driver(folder).engine.runner._room, loaded(folder).spec.text
+    rows = most_gathered(config.max_num_batched_tokens, loaded(folder).max_model_len, config.max_num_seqs)
+    assert room is not None and room.taken_bytes == gathers * 2 * rows * text.num_kv_heads * text.head_dim * 4
 
 
 def test_a_rehearsal_that_fails_leaves_the_model_whole(tiny_checkpoints: dict[str, Path]) -> None:
