@@ -11,7 +11,7 @@ from sightline.bench.kernel_case import Arguments, Case, Maker, Setting, norm_ar
 from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
 from sightline.ops.key_items import KeyItems, share_keys
-from sightline.ops.pages import MOST_GATHERED, GatheringRoom, rows_of
+from sightline.ops.pages import GatheringRoom, rows_of
 from sightline.ops.qkv import HeadNorms
 from sightline.ops.rotary import RotaryTable, TextRotation, make_rotary_table, mrope_axes
 from sightline.ops.sequences import PagedSequences
@@ -187,7 +187,7 @@ def _paged(at: Setting, queries: int, contexts: tuple[int, ...], shape: str) -> 
                 context_lengths=at.tensor(contexts),
                 query_lengths_host=(queries,) * len(contexts),
                 context_lengths_host=contexts,
-                room=GatheringRoom(MOST_GATHERED),
+                room=GatheringRoom(rows_of(contexts, 128)),
             ),
         }
 

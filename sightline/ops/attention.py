@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
-from sightline.ops.pages import MOST_GATHERED, GatheringRoom
+from sightline.ops.pages import MOST_KEYS_AT_ONCE, GatheringRoom, rows_of
 from sightline.ops.sequences import PagedSequences
 
 # Not cuDNN: it makes a plan for each new length, some 100 ms, and a sequence that decodes has a new length every step.
@@ -138,13 +138,12 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         starts = [0]
         for length in queries:
             starts.append(starts[-1] + length)
+        room = GatheringRoom(rows_of(contexts, MOST_KEYS_AT_ONCE))
         yield {
             "q": make.normal(starts[-1], heads, head_dim),
             "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
             "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
-            "sequences": PagedSequences(
-                table, make.tensor(starts), make.tensor(contexts), queries, contexts, GatheringRoom(MOST_GATHERED // 64)
-            ),
+            "sequences": PagedSequences(table, make.tensor(starts), make.tensor(contexts), queries, contexts, room),
         }
 
 
