@@ -6,6 +6,7 @@ Flag names are the field names with dashes, as in `vllm serve` where the meaning
 import dataclasses
 import functools
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,15 @@ from typing import Any, Literal
 
 from sightline.errors import ConfigError
 
+VisionParallel = Literal["auto", "data", "sequence", "tensor"]
 
-def setting(default: Any, doc: str, show_default: bool = True) -> Any:
-    """A field with a default and the sentence that `--help` shows, with or without the default."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "show_default": show_default})
+
+def setting(default: Any, doc: str, show_default: bool = True, old_name: str | None = None) -> Any:
+    """A field with a default and the sentence that `--help` shows, with or without the default.
+
+    Flags and config files take `old_name`, from before a renaming, for one release more.
+    """
+    return dataclasses.field(default=default, metadata={"doc": doc, "show_default": show_default, "old_name": old_name})
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,13 @@ class ModelConfig:
 
     model: str = setting("", "Checkpoint folder or Hub id; without one, the small model that comes with the package.")
     revision: str | None = setting(None, "Branch, tag or commit of a Hub model.")
-    load_format: Literal["safetensors", "dummy"] = setting(
-        "safetensors", "'dummy' fills a full-size model with random weights and reads no weight file."
+    family_module: tuple[str, ...] = setting(
+        (), "Python modules, files or folders with model families beyond those of the package (docs/add-a-model.md)."
+    )
+    load_format: Literal["safetensors", "dummy", "dummy-uniform"] = setting(
+        "safetensors",
+        "'dummy' fills a full-size model with random weights and reads no weight file; with 'dummy-uniform' tokens go to all "
+        "experts alike, as in a trained model, where random weights send them to few.",
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = setting(
         "auto", "Numbers the model runs in; 'auto' is the checkpoint's on a GPU and float32 on a CPU."
@@ -37,11 +48,13 @@ class ModelConfig:
     )
     quantize_tower: bool = setting(False, "Whether fp8 takes the linear layers of the vision tower's blocks too.")
     device: str = setting("auto", "'cpu', 'cuda' or 'cuda:N'; 'auto' takes a GPU when there is one.")
+    chat_template: str | None = setting(None, "File with a Jinja chat template to use instead of the checkpoint's.")
     max_model_len: int | None = setting(None, "Longest prompt plus answer in tokens; by default what the model was made for.")
     seed: int = setting(0, "Seed of dummy weights and of requests that name none.")
 
 
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*|\[?[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]?")  # a name, an IPv4 or an IPv6 address
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 DEFAULT_MEDIA_COUNTS = '{"image": 128, "video": 8}'
 
 
@@ -64,12 +77,26 @@ class MediaConfig:
         200.0,
         "Images and videos whose longer side is more than so many times the shorter one are refused; models take 200 at most.",
     )
-    max_video_frames: int = setting(100_000, "Videos with more packets are refused.")
+    max_image_decode_mpx: int = setting(
+        550,
+        "Most work to decode one image, in millions of pixels: for a JPEG times its scans, for other formats times their "
+        "channels, WebP and AVIF twice and JPEG 2000 eight times.",
+    )
+    max_request_image_decode_mpx: int = setting(8000, "Most work to decode all images of one request, in the same unit.")
+    max_video_frames: int = setting(250_000, "Videos with more packets are refused.")
     max_video_seconds: float = setting(3600.0, "Videos that play longer are refused.")
     max_video_gigapixels: int = setting(
         250,
-        "Largest video in billions of pixels, all its frames together: what decoding it may cost. An hour of 1080p has 224.",
+        "Most work to decode one video, in billions of pixels of all frames up to the last one that the model sees. "
+        "An hour of 1080p has 224.",
     )
+    max_request_video_gigapixels: int = setting(500, "Most work to decode all videos of one request, in the same unit.")
+    max_pdf_mb: int = setting(64, "Largest PDF in MB.")
+    max_pdf_pages: int = setting(
+        100, "PDFs with more pages are refused. Each page is an image of the request (limit_mm_per_prompt)."
+    )
+    max_pdf_seconds: int = setting(20, "Longest that reading the sizes of a PDF's pages, or rendering one page, may take.")
+    pdf_dpi: int = setting(144, "Pixels per inch at which pages of PDFs are rendered.")
     max_request_frames: int = setting(4096, "Most frames that the model sees of all videos of one request together.")
     fetch_timeout_s: float = setting(20.0, "Time limit for fetching one http(s) image or video, redirects included.")
     allow_http: bool = setting(True, "Whether http(s) URLs are fetched at all.")
@@ -92,6 +119,9 @@ class MediaConfig:
         if isinstance(self.limit_mm_per_prompt, Mapping):  # as Python and YAML write it
             object.__setattr__(self, "limit_mm_per_prompt", json.dumps(dict(self.limit_mm_per_prompt)))
         read_media_counts(self.limit_mm_per_prompt)
+        for name, least in (("max_pdf_pages", 1), ("max_pdf_seconds", 1), ("pdf_dpi", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
         object.__setattr__(self, "allowed_media_ports", tuple(self.allowed_media_ports))  # YAML has lists
         object.__setattr__(self, "allowed_media_domains", tuple(self.allowed_media_domains))
         for host in self.allowed_media_domains:
@@ -134,29 +164,61 @@ class EngineConfig:
     compact_patches: bool = setting(
         True, "Whether a still image is one frame for the tower, with folded weights, rather than the same frame repeated."
     )
+    cpu_threads: int | None = setting(
+        None,
+        "Threads that compute the model on a CPU; by default as many as the processors, a cgroup's quota and the model's size "
+        "make worth it, unless OMP_NUM_THREADS says how many.",
+    )
     decode_threads: int | None = setting(
         None, "Threads that decode images side by side; by default one per processor, at most 16."
+    )
+    decode_memory_mb: int = setting(
+        2048, "Memory in MB for images and videos that are being decoded on the CPU or wait to be encoded."
     )
     image_decoder: Literal["auto", "gpu", "cpu"] = setting(
         "auto",
         "Where JPEGs are decoded; 'auto' is the GPU if nvidia-nvimgcodec is there, whose pixels are those of the CPU but for "
-        "rounding. Other formats are decoded on the CPU.",
+        "rounding. JPEG 2000 and TIFF go there too, where pixels are the same; other formats are decoded on the CPU.",
     )
     tower_graphs: bool | None = setting(
         None,
         "Whether the vision tower runs as CUDA graphs on batches they pay for; by default where they are possible: on a GPU "
         "with flash-attn-4.",
     )
+    max_tower_graph_patches: int = setting(
+        8192,
+        "Most patches of a batch that runs as a graph of the tower, from 64 to 8192; fewer take less memory and time to start.",
+    )
     step_graphs: bool | None = setting(
         None, "Whether decoding and small chunks of prompts run as CUDA graphs; by default where they are possible, as above."
+    )
+    attention_backend: Literal["auto", "fa4", "sdpa", "triton"] = setting(
+        "auto",
+        "Whose kernels the language model's attention runs: those of flash-attn-4, of torch, or of Triton for single queries "
+        "and of torch for longer chunks; by default the fastest for each. What cannot run is refused at the start.",
+    )
+    mm_attention_backend: Literal["auto", "fa4", "sdpa", "triton"] = setting(
+        "auto", "The same for the vision tower, of which Triton has none."
+    )
+    tensor_parallel_size: int = setting(
+        1, "GPUs that hold the model together, a process each, in which each has a part of every layer of the language model."
+    )
+    vision_parallel: VisionParallel = setting(
+        "auto",
+        "How these GPUs share the vision tower's work: 'data' gives each some of the images, 'sequence' a part of the patches "
+        "of each image, 'tensor' a part of each matrix; 'auto' mixes the first two by what they take.",
+    )
+    worker_process: bool = setting(
+        False, "Whether what computes on the device runs in a process of its own, apart from the one that plans."
     )
     overlap: bool | None = setting(
         None, "Whether a step is prepared and launched while the one before it still computes; by default on a GPU."
     )
-    encode_aside: bool | None = setting(
+    async_encode: bool | None = setting(
         None,
         "Whether images are encoded on a stream of their own while others decode, whose next tokens then do not wait for them; "
         "by default on a GPU.",
+        old_name="encode_aside",  # old name
     )
     lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
     page_size: int = setting(16, "Tokens per page of the key/value cache.")
@@ -166,13 +228,23 @@ class EngineConfig:
     gpu_memory_utilization: float = setting(0.9, "Share of the GPU's memory that model and caches may take together.")
     enable_prefix_caching: bool = setting(True, "Whether requests share keys and values of equal beginnings.")
     embedding_cache_gb: float | None = setting(
-        None, "Memory for embedding rows of images and videos in GB; by default 0.5 GB on a CPU, 4 GB on a GPU."
+        None,
+        "Memory for embedding rows of images and videos in GB; by default 0.5 GB on a CPU, 4 GB on a GPU. 0 takes as much, but "
+        "keeps rows only while a request needs them.",
+    )
+    state_cache_gb: float | None = setting(
+        None,
+        "Memory for snapshots of recurrent states in GB, for models that have them; by default 0.25 GB on a CPU, 8 on a GPU.",
     )
     embedding_host_cache_gb: float = setting(0.0, "Host memory for rows that fell out of the embedding cache, in GB.")
     starvation_steps: int = setting(512, "A request that has waited this many steps goes before all others.")
     warm_up: bool | None = setting(
         None, "Whether a few requests run before the first real one, so that it need not wait for kernels; by default on a GPU."
     )
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(f"tensor_parallel_size is {self.tensor_parallel_size}, but must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -182,28 +254,62 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.")
     served_model_name: tuple[str, ...] = setting(
-        (), "Names that requests may give the model; by default the one it was loaded by."
+        (), "Names that requests may give the model; by default its Hub id, or the name of its folder."
     )
-    api_key: tuple[str, ...] = setting((), "Keys of which requests must bring one, as 'Authorization: Bearer KEY'.")
+    accept_any_model_name: bool = setting(
+        False, "Whether requests may give the model any name, as clients do that have one built in."
+    )
+    data_parallel_size: int = setting(
+        1,
+        "Engines behind the server, each with the whole model and GPUs of its own; requests go where their images already are.",
+    )
+    enable_mm_embeds: bool = setting(
+        False, "Whether requests may bring embeddings in place of images, as parts of type 'image_embeds' (docs/serving.md)."
+    )
+    api_key: tuple[str, ...] = setting(
+        (), "Keys of which requests must bring one, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+    )
     admin_api_key: str | None = setting(None, "Key for admin endpoints such as /flush_cache, which are off without one.")
-    allowed_origins: tuple[str, ...] = setting((), "Origins of web pages that may call the server (CORS); '*' is all.")
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "Names besides those of loopback by which the server may be called; '*' is all. By default all, but none on a loopback "
+        "address without an api_key, where pages of other sites would reach it.",
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Origins of web pages that may call the server (CORS), such as https://pages.example; '*' is all."
+    )
+    share_caches_between_keys: bool = setting(
+        False, "Whether requests with different API keys share cached prefixes and images, and so can tell what others sent."
+    )
     max_request_mb: float = setting(256.0, "Largest request body in MB; what goes beyond is refused while it comes in.")
     max_inflight_mb: float = setting(4096.0, "Bodies and media of all unfinished requests together; beyond it, 429.")
     max_inflight_requests: int = setting(4096, "Unfinished requests; beyond it, 429.")
     request_timeout_s: float = setting(600.0, "A request that takes longer is ended with an error.")
     body_timeout_s: float = setting(30.0, "Most seconds for a request's body to come in, beside one for each 100 kB of it.")
     header_timeout_s: float = setting(15.0, "Most seconds for the headers of a request to come in.")
+    keep_alive_timeout_s: float = setting(
+        75.0, "How long a connection is kept for its next request; proxies and pools keep theirs for 60 s."
+    )
     read_timeout_s: float = setting(60.0, "A client that reads nothing of its waiting answer for so many seconds is cut off.")
     default_max_tokens: int = setting(4096, "Longest answer where neither the request nor the checkpoint names one.")
     max_output_tokens: int = setting(32768, "Longest answer that a request may ask for.")
     max_n: int = setting(64, "Most answers that a request may ask for.")
+    ignore_unknown_fields: bool = setting(
+        False,
+        "Whether fields of requests that the server does not know are ignored, with a line in the log, instead of refused.",
+    )
     max_known_uuids: int = setting(10_000, "Media that can be named by their uuid alone, per API key.")
     enable_response_timings: bool = setting(False, "Whether every response says what its stages took.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "How much standard error says; above 'info' the start is silent too. Lines for requests are apart from it."
+    )
     log_requests: bool = setting(True, "Whether each request is logged as a line of JSON, without its content.")
     log_content: bool = setting(False, "Whether these lines have the messages and the answer as well.")
     max_restarts: int = setting(3, "How often in ten minutes a crashed engine is started again before the server gives up.")
     engine_timeout_s: float = setting(
-        300.0, "An engine that has requests and says nothing for so long is killed and started again; 0: never."
+        300.0,
+        "An engine is killed and started again if its process gives no heartbeat for so long, or if a step or a stage of its "
+        "start does not advance for so long; 0: never.",
     )
     restart_backoff_s: float = setting(1.0, "Pause before the first restart; it doubles each time.")
     drain_timeout_s: float = setting(30.0, "After SIGTERM, how long requests in progress may still take.")
@@ -211,6 +317,10 @@ class ServerConfig:
     kept_media_mb: int = setting(
         256, "Encoded files that the engine process keeps, so that those of a conversation are not sent to it again."
     )
+
+    @property
+    def log_level_number(self) -> int:
+        return logging.getLevelNamesMapping()[self.log_level.upper()]
 
     @property
     def kept_media_bytes(self) -> int:
@@ -221,10 +331,21 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}, but must be between 0 and 65535.")
         if "" in self.api_key or self.admin_api_key == "":
             raise ConfigError("An API key is empty: whoever sends none would have it.")
+        for host in self.allowed_hosts:
+            if host != "*" and not _HOST.fullmatch(host):
+                raise ConfigError(f"allowed_hosts has {host!r}, but must be names without ports, such as models.example.org.")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origins has {origin!r}, but must be '*' or origins as browsers send them, such as "
+                    "https://pages.example."
+                )
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
                 raise ConfigError(f"{field.name} is {value}, but must be at least 0.")
+        if self.data_parallel_size < 1:
+            raise ConfigError(f"data_parallel_size is {self.data_parallel_size}, but must be at least 1.")
         for name in ("max_request_mb", "max_inflight_mb", "max_inflight_requests", "worker_threads", "max_n"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be above 0.")

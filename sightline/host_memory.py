@@ -1,8 +1,10 @@
-"""What a process that serves settles about its memory before it begins."""
+"""What a process that serves settles about its memory before it begins, and whether there is any left."""
 
 import contextlib
 import ctypes
 import gc
+import sys
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of glibc's mallopt
 KEPT_BYTES = 32 << 20  # at the end of each of the allocator's areas, of which there is one per busy thread
@@ -29,6 +31,20 @@ def give_freed_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def is_lack_of_memory(error: Exception) -> bool:
+    """Of the host's. torch has no class for it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
+def is_short_of(count: int) -> bool:
+    """Whether so many bytes cannot be had now."""
+    try:
+        bytearray(count)
+    except MemoryError:
+        return True
+    return False
+
+
 def keep_from_the_collector() -> None:
     """What has been made up to here stays, and Python's collector of garbage no longer looks through it.
 
@@ -37,3 +53,25 @@ def keep_from_the_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def limit_more_memory(count: int) -> None:
+    """Of this process, on Linux: allocations of more than so many bytes beside what it has fail from here on."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])  # data and stacks
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = pages * resource.getpagesize() + count
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def no_memory_limit() -> None:
+    """Takes limit_more_memory back."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -11,17 +11,29 @@ from typing import Any, overload
 import torch
 
 from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+from sightline.engine.batch import Batch
 from sightline.engine.engine import Update
+from sightline.engine.executor import local_worker
 from sightline.engine.load import load_engine
 from sightline.engine.thread import EngineThread
 from sightline.errors import ConfigError, PromptError
 from sightline.grammar.compile import check as check_form
+from sightline.media.decode import decode_image
 from sightline.models.files import read_model_files
-from sightline.prompt.request import build_request, build_request_from_text, load_item
-from sightline.run.sampling_params import resolve_sampling
+from sightline.models.model import VisionLanguageModel
+from sightline.prompt.items import load_item
+from sightline.prompt.media_options import RequestOptions, request_options
+from sightline.prompt.raw_prompts import Prompt, build_raw
+from sightline.prompt.template import opens_reasoning
+from sightline.sampling_params import ResolvedSampling, resolve_sampling
+from sightline.stream.answer_parts import Calls
+from sightline.stream.xml_call import schemas_of
+from sightline.submission import Submission, answer_returns, end_tokens_of, of_tenant, tenant_of
 from sightline.timing import StageClock
-from sightline.types import Completion, Message, Request, SamplingParams
+from sightline.types import Completion, MediaItem, Message, Request, SamplingParams
 
+Builder = Callable[[StageClock], Request]
+_TAIL = 16  # tokens at the end of a prompt, among which a template may open a block of reasoning
 _SECTIONS: dict[str, Any] = {"model": ModelConfig, "media": MediaConfig, "engine": EngineConfig}
 
 
@@ -40,10 +52,10 @@ class LLM:
         self.folder, self.spec, self.processor = files.folder, files.spec, files.processor
         self.tokenizer, self.template, self.defaults = files.tokenizer, files.template, files.defaults
         self.max_model_len = files.max_model_len
+        self.prompts = files.prompt_builder(self.config.media)
         self.engine = load_engine(self.config, files)
-        self.model = self.engine.model
-        weight = self.model.text.embed_tokens.weight
-        self.device, self.dtype = weight.device, weight.dtype
+        facts = self.engine.executor.facts
+        self.device, self.dtype = torch.device(facts.device), getattr(torch, facts.dtype)
         self._thread = EngineThread(self.engine)
 
     def close(self) -> None:
@@ -55,6 +67,11 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def model(self) -> VisionLanguageModel:
+        """The loaded model, if it is in this process."""
+        return local_worker(self.engine.executor).model
 
     # ---- Asking
 
@@ -74,29 +91,34 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answers one conversation, or each of a list of them at once (with sampling.n, n answers to each, one after another).
 
-        Options: tools, template_kwargs, priority, cache_salt, progress (a bar while a batch runs).
+        Options: tools, chat_template_kwargs, mm_processor_kwargs, media_io_kwargs, priority, cache_salt, progress (a bar while
+        a list is answered). A conversation of a list that cannot be answered does not stop the others: its completion has the
+        `error`, no text, and finish_reason "error". The error of a single conversation is raised.
         """
-        if not messages:
-            raise PromptError("There are no messages to answer.")
-        several = isinstance(messages[0], list | tuple)
-        conversations: Any = messages if several else [messages]
-        tools, template_kwargs = options.pop("tools", None), options.pop("template_kwargs", None)
-        builders = [self._chat_builder(conversation, tools, template_kwargs) for conversation in conversations]
-        return self._answer(builders, sampling or SamplingParams(), several, **options)
+        return self._answer(*self._chat_prompts(messages, options), sampling or SamplingParams(), **options)
+
+    async def achat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> Any:
+        """As chat, for an event loop. Cancelling it ends its requests."""
+        return await self._answer_async(*self._chat_prompts(messages, options), sampling or SamplingParams(), **options)
 
     @overload
     def generate(
-        self, prompts: str, sampling: SamplingParams | None = None, *, media: Sequence[Any] = (), **options: Any
+        self, prompts: Prompt, sampling: SamplingParams | None = None, *, media: Sequence[Any] = (), **options: Any
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompts: Sequence[str], sampling: SamplingParams | None = None, *, media: Sequence[Any] = (), **options: Any
+        self, prompts: Sequence[Prompt], sampling: SamplingParams | None = None, *, media: Sequence[Any] = (), **options: Any
     ) -> list[Completion]: ...
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | None = None,
         *,
         media: Sequence[Any] = (),
@@ -104,15 +126,22 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continues raw prompts, past the chat template. A prompt has one placeholder per medium, in order.
 
-        `media` is a list of ("image" | "video", source) for one prompt, a list of such lists for several.
+        A prompt is a text or, as in vLLM, {"prompt": text, "multi_modal_data": {"image": …, "video": …}}, see
+        prompt/raw_prompts.py. `media` is a list of ("image" | "video", source) for one prompt that is a text, a list of such
+        lists for several. Options and errors as for chat, but for tools and chat_template_kwargs.
         """
-        several = not isinstance(prompts, str)
-        texts: Sequence[str] = prompts if several else [str(prompts)]
-        of_each: Sequence[Any] = (media or [()] * len(texts)) if several else [media]
-        if len(of_each) != len(texts):
-            raise PromptError(f"There are {len(texts)} prompts and media for {len(of_each)}.")
-        builders = [self._text_builder(text, parts) for text, parts in zip(texts, of_each, strict=True)]
-        return self._answer(builders, sampling or SamplingParams(), several, **options)
+        several = not isinstance(prompts, str | Mapping)
+        given: Sequence[Any] = list(prompts) if several else [prompts]
+        of_each: Sequence[Any] = (media or [()] * len(given)) if several else [media]
+        if len(of_each) != len(given):
+            raise PromptError(f"There are {len(given)} prompts and media for {len(of_each)}.")
+        media_options = _media_options(options)
+
+        def builder(prompt: Any, parts: Sequence[Any]) -> Builder:
+            return lambda clock: build_raw(self.prompts, prompt, parts, media_options, clock)
+
+        builders = [builder(prompt, parts) for prompt, parts in zip(given, of_each, strict=True)]
+        return self._answer(builders, several, None, sampling or SamplingParams(), **options)
 
     async def stream(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any
@@ -121,12 +150,13 @@ class LLM:
         loop = asyncio.get_running_loop()
         news: asyncio.Queue[Update] = asyncio.Queue()
         params = sampling or SamplingParams()
-        builder = self._chat_builder(messages, options.pop("tools", None), options.pop("template_kwargs", None))
+        (builder,), _, _ = self._chat_prompts([messages], options)
+        sampled = self._resolved(params)
 
         def tell(update: Update) -> None:
             loop.call_soon_threadsafe(news.put_nowait, update)
 
-        request_id = await asyncio.to_thread(lambda: self._submit(builder, params, tell, **options))
+        request_id, _ = await asyncio.to_thread(lambda: self._submit(builder, params, sampled, tell, **options))
         left = params.n
         try:
             while left:
@@ -139,94 +169,139 @@ class LLM:
             if left:
                 await asyncio.to_thread(self._thread.abort, request_id)
 
-    def embed_images(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """Embedding rows of each image, [rows, hidden]: what the language model sees in place of it."""
+    def embed_images(self, images: Sequence[Any], deepstack: bool = False) -> list[torch.Tensor]:
+        """Embedding rows of each image, [rows, hidden]: what the language model sees in place of it. With `deepstack` in full
+        width, with the features for further layers behind them, as ImageEmbeddings takes them."""
         items = [load_item("image", image, self.processor, self.config.media) for image in images]
-        rows = self._thread.call(lambda: self.engine.embed(items))
-        return [part[:, : self.spec.text.hidden_size] for part in rows]
+        width = self.spec.vision.embedding_width if deepstack else self.spec.text.hidden_size
+        return [self._embedded(item)[:, :width] for item in items]
+
+    def _embedded(self, item: MediaItem) -> torch.Tensor:
+        """Decoded here, in the caller's thread, unless the GPU does it."""
+        rows = None
+        if self._thread.call(lambda: self.engine.encoder.is_for_gpu(item)):
+            rows = self._thread.call(lambda: self.engine.embed(item, None))
+        if rows is None:
+            pixels = decode_image(item.ref)[None]
+            rows = self._thread.call(lambda: self.engine.embed(item, pixels))
+        assert rows is not None
+        return rows
 
     # ---- How
 
-    def _chat_builder(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any] | None,
-    ) -> Callable[[StageClock], Request]:
-        return lambda clock: build_request(
-            messages,
-            template=self.template,
-            tools=tools,
-            template_kwargs=template_kwargs,
-            clock=clock,
-            **self._prompt_arguments(),
-        )
+    def _chat_prompts(self, messages: Any, options: dict[str, Any]) -> tuple[list[Builder], bool, Calls]:
+        """(how to build each prompt, whether there are several, which calls answers may have); takes its part of `options`."""
+        if not messages:
+            raise PromptError("There are no messages to answer.")
+        several = isinstance(messages[0], list | tuple)
+        tools, chat_template_kwargs = options.pop("tools", None), options.pop("chat_template_kwargs", None)
+        fields = {"tools": tools, "chat_template_kwargs": chat_template_kwargs, "options": _media_options(options)}
+        options["returns"] = answer_returns(bool(tools), chat_template_kwargs)
 
-    def _text_builder(self, prompt: str, media: Sequence[tuple[str, Any]]) -> Callable[[StageClock], Request]:
-        return lambda clock: build_request_from_text(prompt, media, clock=clock, **self._prompt_arguments())
+        def builder(conversation: Sequence[Message]) -> Builder:
+            return lambda clock: self.prompts.chat(conversation, clock=clock, **fields)
 
-    def _prompt_arguments(self) -> dict[str, Any]:
-        return {
-            "tokenizer": self.tokenizer,
-            "spec": self.spec,
-            "processor": self.processor,
-            "limits": self.config.media,
-            "max_len": self.max_model_len - 1,  # room for one token of an answer
-        }
+        xml = schemas_of(tools) if tools and self.prompts.template.calls_are_xml else None
+        builders = [builder(conversation) for conversation in (messages if several else [messages])]
+        return builders, several, Calls(bool(tools), xml)
+
+    def _resolved(self, params: SamplingParams) -> ResolvedSampling:
+        if params.structured is not None:
+            check_form(params.structured, self.tokenizer)
+        return resolve_sampling(params, self.defaults.sampling, self.spec.text.vocab_size)
 
     def _submit(
         self,
-        builder: Callable[[StageClock], Request],
+        builder: Builder,
         params: SamplingParams,
+        sampling: ResolvedSampling,
         listener: Callable[[Update], None],
         priority: int = 0,
         cache_salt: str = "",
-    ) -> int:
+        returns: bool = False,
+    ) -> tuple[int, bool]:
+        """(the request's number, whether its answer begins with reasoning)."""
         clock = StageClock()
-        sampling = resolve_sampling(params, self.defaults.sampling, self.spec.text.vocab_size)
-        if params.structured is not None:
-            check_form(params.structured, self.tokenizer)
-        ends = frozenset(params.stop_token_ids)
-        return self._thread.submit(
-            listener,
-            request=builder(clock),
+        tenant = tenant_of("", cache_salt)
+        request = of_tenant(builder(clock), tenant)
+        submission = Submission(
+            request=request,
             sampling=sampling,
-            end_tokens=ends if params.ignore_eos else ends | frozenset(self.defaults.eos_token_ids),
+            end_tokens=end_tokens_of(params, self.defaults.eos_token_ids),
             stop=params.stop,
             priority=priority,
-            cache_salt=cache_salt,
-            clock=clock,
+            answer_returns=returns,
+            cache_salt=tenant,
+            seconds=clock.seconds,
         )
+        tail = self.tokenizer.decode(request.token_ids[-_TAIL:].tolist(), skip_special_tokens=False)
+        return self._thread.submit(listener, submission), opens_reasoning(tail)
 
     def _answer(
         self,
-        builders: Sequence[Callable[[StageClock], Request]],
-        params: SamplingParams,
+        builders: Sequence[Builder],
         several: bool,
+        calls: Calls | None,
+        params: SamplingParams,
         progress: bool = False,
         **options: Any,
     ) -> Completion | list[Completion]:
-        """Submits all, waits for all. If one fails, the others are aborted and its error is raised."""
+        """Submits all, waits for all. `calls`: which ones answers may have; None: they are not taken apart at all."""
         news: queue.SimpleQueue[Update] = queue.SimpleQueue()
-        numbers: list[int] = []
-        answers: dict[tuple[int, int], Completion] = {}
+        batch = Batch(len(builders), params.n, calls, several)
+        sampling = self._resolved(params)
         try:
-            for builder in builders:
-                numbers.append(self._submit(builder, params, news.put, **options))
+            for number, builder in enumerate(builders):
+                with batch.submitting(number):
+                    batch.started(number, *self._submit(builder, params, sampling, news.put, **options))
             with _ProgressBar(len(builders) * params.n, progress) as advance:
-                while len(answers) < len(builders) * params.n:
-                    update = news.get()
-                    if update.error is not None:
-                        raise update.error
-                    if update.completion is not None:
-                        answers[update.request_id, update.index] = update.completion
-                        advance()
+                while not batch.complete:
+                    advance(batch.take(news.get()))
         except BaseException:
-            for number in numbers:
-                self._thread.abort(number)
+            self._abort(batch)
             raise
-        found = [answers[number, index] for number in numbers for index in range(params.n)]
+        found = batch.completions()
         return found if several or params.n > 1 else found[0]
+
+    async def _answer_async(
+        self, builders: Sequence[Builder], several: bool, calls: Calls | None, params: SamplingParams, **options: Any
+    ) -> Completion | list[Completion]:
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[Update] = asyncio.Queue()
+        batch = Batch(len(builders), params.n, calls, several)
+        sampling = await asyncio.to_thread(self._resolved, params)
+
+        def tell(update: Update) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, update)
+
+        def submit(number: int, builder: Builder) -> None:
+            with batch.submitting(number):
+                batch.started(number, *self._submit(builder, params, sampling, tell, **options))
+
+        try:
+            for number, builder in enumerate(builders):
+                submitting = asyncio.ensure_future(asyncio.to_thread(submit, number, builder))
+                try:
+                    await asyncio.shield(submitting)
+                except asyncio.CancelledError:
+                    await submitting  # so that what it adds is aborted, too
+                    raise
+            while not batch.complete:
+                batch.take(await news.get())
+        except BaseException:
+            await asyncio.to_thread(self._abort, batch)
+            raise
+        found = batch.completions()
+        return found if several or params.n > 1 else found[0]
+
+    def _abort(self, batch: Batch) -> None:
+        for number in batch.numbers():
+            self._thread.abort(number)
+
+
+def _media_options(options: dict[str, Any]) -> RequestOptions:
+    """Takes them out of the options of a call."""
+    return request_options(options.pop("mm_processor_kwargs", None), options.pop("media_io_kwargs", None))
 
 
 class _ProgressBar:
@@ -240,11 +315,11 @@ class _ProgressBar:
             self._bar = Progress("answers", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self._task = self._bar.add_task("answers", total=total)
 
-    def __enter__(self) -> Callable[[], None]:
+    def __enter__(self) -> Callable[[int], None]:
         if self._bar is None:
-            return lambda: None
+            return lambda _: None
         self._bar.start()
-        return lambda: self._bar.advance(self._task)
+        return lambda count: self._bar.advance(self._task, count)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

@@ -1,13 +1,113 @@
 """What a model is, in numbers: frozen descriptions read once from a checkpoint's JSON files.
 
-A family differs from another only in these values and in what its own file under models/ adds. Nothing here imports torch, so
-that prompt building and admission run in a process without it.
+A family differs from another only in these values and in what its own folder under models/families/ adds. Nothing here imports
+torch, so that prompt building and admission run in a process without it.
 """
 
+import itertools
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import ConfigError, ParameterError
+from sightline.types import ImageHeader, MediaItem, MediaLayout, MediaSpan, PromptForm, RunPositions, VideoHeader
 
 Norm = Literal["rms", "layer"]
+
+
+# ---- The tower: what makes embedding rows of pictures
+
+
+@dataclass(frozen=True)
+class VisionSpec(ABC):
+    """What others ask of a vision tower, whichever it is. Each kind of tower has a spec of its own that derives from this."""
+
+    out_hidden_size: int  # as wide as the language model
+
+    @property
+    def num_deepstack_features(self) -> int:
+        """How many of the first decoder layers are given features of their own for each row."""
+        return 0
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers per embedding row: the row itself and, beside it, its deepstack features."""
+        return self.out_hidden_size * (1 + self.num_deepstack_features)
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The tower in a few words, for `sightline model info`."""
+
+
+@dataclass(frozen=True)
+class PatchEmbeddingSpec:
+    """One linear map per patch."""
+
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    bias: bool
+    norm: bool  # RMSNorm straight after it
+
+    @property
+    def compact_width(self) -> int:
+        """Numbers of a still's patch, once."""
+        return self.in_channels * self.patch_size**2
+
+    @property
+    def full_width(self) -> int:
+        """Numbers of a patch of as many frames as it spans."""
+        return self.compact_width * self.temporal_patch_size
+
+
+@dataclass(frozen=True)
+class TowerBlockSpec:
+    """A pre-norm block: attention over patches with rotary positions, then an MLP."""
+
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    norm: Norm
+    norm_eps: float
+    mlp: Literal["gelu_tanh", "gated_silu"]
+    mlp_bias: bool
+    qkv_bias: bool
+    proj_bias: bool
+    held_heads: int | None = None  # where ranks have some each; intermediate_size is then its own, too
+
+    @property
+    def own_heads(self) -> int:
+        return self.num_heads if self.held_heads is None else self.held_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 2 if self.mlp == "gelu_tanh" else 3
+
+
+class MergerSpec(Protocol):
+    """What makes one row of merge x merge patches. A family may bring its own, with the module that computes it."""
+
+    def weights(self, joined: int, out: int) -> int:
+        """Numbers in its matrices, from `joined` (those of the patches of one row) to `out`."""
+
+
+@dataclass(frozen=True)
+class MlpMergerSpec:
+    """Norm, then two linear maps with GELU between."""
+
+    norm: Norm
+
+    def weights(self, joined: int, out: int) -> int:
+        return joined * (joined + out)
 
 
 @dataclass(frozen=True)
@@ -28,43 +128,34 @@ class WindowSpec:
 
 
 @dataclass(frozen=True)
-class VisionSpec:
-    """The vision tower: pre-norm blocks over patches, then a merger from merge x merge patches to one row."""
+class PatchTowerSpec(VisionSpec):
+    """The tower that most families share: blocks over patches, then a merger from merge x merge patches to one row."""
 
     depth: int
-    hidden_size: int
-    num_heads: int
-    intermediate_size: int
-    out_hidden_size: int
-    in_channels: int
-    patch_size: int
-    temporal_patch_size: int
-    merge_size: int
-    norm: Norm
-    norm_eps: float
-    mlp: Literal["gelu_tanh", "gated_silu"]
-    mlp_bias: bool
-    qkv_bias: bool
-    proj_bias: bool
-    patch_bias: bool
-    patch_norm: bool  # RMSNorm straight after the patch embedding (GLM)
-    position_grid: PositionGridSpec | None
-    window: WindowSpec | None
-    deepstack_layers: tuple[int, ...]  # outputs of these blocks are merged too and fed to the first decoder layers
-    merger: Literal["norm_mlp", "conv_gated"]
-    merger_norm: Norm
-    merger_intermediate_size: int
+    patch_embed: PatchEmbeddingSpec
+    block: TowerBlockSpec
     rope_theta: float
-    tokens_per_second: float = 1.0  # speed of the time axis of video positions; only Qwen2.5-VL has it, in vision_config
+    merge_size: int
+    merger: MergerSpec
+    position_grid: PositionGridSpec | None = None
+    window: WindowSpec | None = None
+    deepstack_layers: tuple[int, ...] = ()  # outputs of these blocks are merged too and fed to the first decoder layers
+    # Patches along a side of an image, of which the tower has rotary positions. smart_resize keeps areas below some 17 M pixels
+    # and aspects below 200, which is at most 4,160 patches of 14 pixels; min_pixels and max_pixels can be set to other areas.
+    max_grid_side: int = 8192
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def num_deepstack_features(self) -> int:
+        return len(self.deepstack_layers)
 
     @property
-    def row_width(self) -> int:
-        """Numbers per embedding row: the merged row and, beside it, one row per deepstack tap."""
-        return self.out_hidden_size * (1 + len(self.deepstack_layers))
+    def joined_size(self) -> int:
+        """Numbers of the patches that become one row."""
+        return self.block.hidden_size * self.merge_size**2
+
+    @property
+    def summary(self) -> str:
+        return f"{self.depth} blocks of {self.block.hidden_size}, {self.block.num_heads} heads of {self.block.head_dim}"
 
 
 @dataclass(frozen=True)
@@ -78,32 +169,156 @@ class TextRopeSpec:
     pairing: Literal["halves", "adjacent"]  # dim i pairs with i + rotary_dim/2, or 2i with 2i + 1
 
 
+# ---- Caches: what a layer keeps of a sequence between steps
+
+
 @dataclass(frozen=True)
-class TextSpec:
-    num_layers: int
-    hidden_size: int
+class PagedCacheSpec:
+    """Keys and values of every token, in pages that sequences with a common prefix share."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    def token_bytes(self, itemsize: int) -> int:
+        return 2 * self.num_kv_heads * self.head_dim * itemsize
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    shape: tuple[int, ...]  # of one sequence
+    dtype: Literal["float32", "model"]  # "model": what the model computes in
+
+
+@dataclass(frozen=True)
+class StateCacheSpec:
+    """A state of fixed size per sequence, which every token changes: it can be copied, never cut."""
+
+    tensors: tuple[StateTensor, ...]
+
+    def sequence_bytes(self, itemsize: int) -> int:
+        return sum(math.prod(tensor.shape) * (4 if tensor.dtype == "float32" else itemsize) for tensor in self.tensors)
+
+
+CacheSpec = PagedCacheSpec | StateCacheSpec
+
+
+# ---- The decoder: a list of layers, each a mixer (between tokens) and an MLP (within a token)
+
+
+class MixerSpec(Protocol):
+    """What mixes tokens in a layer. A family may bring its own, with the module that computes it (Family.modules)."""
+
+    @property
+    def cache(self) -> CacheSpec: ...
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    norm_eps: float
     qkv_bias: bool
     qk_norm: bool
-    sandwich_norm: bool  # one more RMSNorm after attention and after the MLP, before each residual add (GLM)
-    tie_word_embeddings: bool
     rope: TextRopeSpec
+    output_gate: bool = False  # what attention gives times sigmoid of one more projection
+    zero_centred_norms: bool = False  # of queries and keys: weights are stored less 1
+
+    @property
+    def cache(self) -> PagedCacheSpec:
+        return PagedCacheSpec(self.num_kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True)
+class GatedMLPSpec:
+    """down(silu(gate(x)) * up(x))"""
+
+    intermediate_size: int
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """A router sends each token to some of many gated MLPs; what they put out is weighted and added up.
+
+    scores   softmax   over the router's logits, which are rounded to the model's dtype, as are the weights
+             sigmoid   of each logit, all in float32; a bias per expert, float32, is added to choose and not to weigh
+    Weights are the scores of the chosen experts, divided by their sum and times `scale`.
+
+    shared_expert   plain   one more expert of the same size, which every token goes to with weight 1
+                    gated   likewise, with the weight sigmoid(g x); g is a row of its own
+    """
+
+    count: int
+    chosen: int  # for each token, the shared one not among them
+    intermediate_size: int  # of each
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    shared_expert: Literal["none", "plain", "gated"] = "none"
+
+    @property
+    def per_token(self) -> int:
+        """Experts that a token passes through."""
+        return self.chosen + (self.shared_expert != "none")
+
+    def touched(self, tokens: int) -> float:
+        """Experts that so many tokens go to, if each goes to any of them alike."""
+        return self.count * (1 - (1 - self.chosen / self.count) ** tokens) + (self.shared_expert != "none")
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    mixer: MixerSpec
+    mlp: object  # GatedMLPSpec, ExpertsSpec, or a family's own
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    layers: tuple[LayerSpec, ...]
+    hidden_size: int
+    vocab_size: int
+    norm_eps: float
+    sandwich_norm: bool  # one more RMSNorm after attention and after the MLP, before each residual add
+    tie_word_embeddings: bool
     max_position: int
+    zero_centred_norms: bool = False  # weights of RMSNorms are stored less 1
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Of the first layer that has it; all of a model's are alike."""
+        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
+    def gated_mlp(self) -> GatedMLPSpec:
+        """Of the first layer that has a dense one; where all have experts, an expert."""
+        dense = (layer.mlp for layer in self.layers if isinstance(layer.mlp, GatedMLPSpec))
+        experts = (GatedMLPSpec(layer.mlp.intermediate_size) for layer in self.layers if isinstance(layer.mlp, ExpertsSpec))
+        return next(itertools.chain(dense, experts))
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """Of the first layer that has some; None if none does."""
+        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertsSpec)), None)
+
+    def token_bytes(self, itemsize: int) -> int:
+        """Of keys and values, in all layers that keep them."""
+        kept = (layer.mixer.cache for layer in self.layers)
+        return sum(cache.token_bytes(itemsize) for cache in kept if isinstance(cache, PagedCacheSpec))
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Of a sequence's states, in all layers that keep one; 0 if none does."""
+        kept = (layer.mixer.cache for layer in self.layers)
+        return sum(cache.sequence_bytes(itemsize) for cache in kept if isinstance(cache, StateCacheSpec))
 
 
 @dataclass(frozen=True)
-class ImageSpec:
-    """How an image becomes patches."""
+class PatchSpec:
+    """How pictures become patches: images, or the frames of a video."""
 
-    min_pixels: int
+    min_pixels: int  # area after resizing; a family's processor says of what
     max_pixels: int
-    # GLM counts a still as temporal_patch_size frames against its pixel budget and enlarges sides below the factor first.
-    budget: Literal["per_image", "per_clip"]
     patch_size: int
     temporal_patch_size: int
     merge_size: int
@@ -112,48 +327,20 @@ class ImageSpec:
 
     @property
     def factor(self) -> int:
-        """Both sides of a resized image are multiples of this many pixels."""
-        return self.patch_size * self.merge_size
-
-
-@dataclass(frozen=True)
-class VideoSpec:
-    """How a video is sampled and becomes patches. `style` is the family's rule for sampling, prompt and positions."""
-
-    style: Literal["qwen2_5", "qwen3", "glm"]
-    min_pixels: int
-    max_pixels: int  # per frame for qwen2_5, for the whole clip otherwise
-    fps: float
-    min_frames: int
-    max_frames: int
-    max_seconds: float  # GLM samples longer clips as if they had this length
-    patch_size: int
-    temporal_patch_size: int
-    merge_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    tokens_per_second: float  # qwen2_5 only: how fast the time axis of the positions runs
-
-    @property
-    def factor(self) -> int:
+        """Both sides of a resized picture are multiples of this many pixels."""
         return self.patch_size * self.merge_size
 
 
 @dataclass(frozen=True)
 class MediaTokens:
-    """Token ids around and in place of images and videos.
-
-    A rendered template holds, per image, image_start image image_end, and per video, video_start video video_end. Rows of a
-    video stand in the prompt as `video_row` (GLM writes image ids there).
-    """
+    """Ids of the tokens in whose place rows are put. Of a family without videos `video` is None."""
 
     image: int
-    video: int
-    video_row: int
-    image_start: int
-    image_end: int
-    video_start: int
-    video_end: int
+    video: int | None
+
+    @property
+    def pads(self) -> tuple[int, ...]:
+        return (self.image,) if self.video is None else (self.image, self.video)
 
 
 @dataclass(frozen=True)
@@ -161,8 +348,16 @@ class Fp8Spec:
     """How a checkpoint stores those of its matrices that are 8-bit floats (e4m3)."""
 
     scales: Literal["channel", "block"]  # one per output channel (or one for all of them), or one per block of 128 x 128
-    scale_suffix: str  # a matrix 'x.weight' has its scales in 'x.weight' + this
+    scale_suffix: str  # a tensor 'x.weight' (or 'experts.down_proj') has its scales under its name + this
     quantised_inputs: bool  # whether what a matrix is multiplied by is quantised too
+
+
+# How a checkpoint stores E experts, each a gate and up matrix [2I, H] and a down matrix [H, I]. Square ones, and their grids of
+# scales, would look alike transposed, so a family says which it is; it is never guessed from shapes.
+#   fused             experts.gate_up_proj [E, 2I, H], experts.down_proj [E, H, I]
+#   fused_transposed  experts.gate_up_proj [E, H, 2I], experts.down_proj [E, I, H]: used as x @ w
+#   per_expert        experts.N.{gate,up}_proj.weight [I, H], experts.N.down_proj.weight [H, I]
+ExpertLayout = Literal["fused", "fused_transposed", "per_expert"]
 
 
 @dataclass(frozen=True)
@@ -174,9 +369,55 @@ class ModelSpec:
     dtype: Literal["bfloat16", "float16", "float32"]
     eos_token_ids: tuple[int, ...]
     fp8: Fp8Spec | None = None
+    expert_layout: ExpertLayout | None = None  # how a checkpoint stores its experts; None: as the family publishes them
+
+    @property
+    def patch_tower(self) -> PatchTowerSpec:
+        """For those who need the tower that most families share; another one is a ConfigError."""
+        if not isinstance(self.vision, PatchTowerSpec):
+            raise ConfigError(f"The family {self.family} has a tower of its own; this works only with the shared one.")
+        return self.vision
 
 
 @dataclass(frozen=True)
-class ProcessorSpec:
-    image: ImageSpec
-    video: VideoSpec
+class ProcessorSpec(ABC):
+    """What a model sees of images and videos, and how they stand in its prompts. Each family has a class of its own."""
+
+    image: PatchSpec
+    video: PatchSpec | None  # None: the model takes no videos
+
+    @abstractmethod
+    def layout(self, header: ImageHeader | VideoHeader) -> MediaLayout:
+        """What the model sees of an image or video with this header, or a MediaError."""
+
+    @abstractmethod
+    def placeholders(self, kind: Literal["image", "video"]) -> tuple[str, ...]:
+        """What may stand for one image or video in a prompt that a template wrote; the longer forms first."""
+
+    @abstractmethod
+    def prompt_form(self, item: MediaItem) -> PromptForm:
+        """What is put where the placeholder stood."""
+
+    @abstractmethod
+    def positions(self, item: MediaItem, span: MediaSpan) -> RunPositions:
+        """Positions of one of the item's runs."""
+
+    def arrange(self, item: MediaItem) -> NDArray[np.int64] | None:
+        """Which rows the item has, [item.rows]: n >= 0 is the n-th that the tower makes of its views, -1 - k the k-th of the
+        rows that the tower has learned (Tower.learned_embeddings). None: those of its views, as they come."""
+        return None
+
+    def with_sampling(self, fps: float | None, num_frames: int | None, max_frames: int | None) -> "ProcessorSpec":
+        """The processor with a request's own choice of frames, of which those that are not None are given; never both of the
+        first two. A ParameterError names what the family cannot do."""
+        raise ParameterError("fps, num_frames and max_frames cannot be chosen with this model.", "fps")
+
+    # What the memory profile asks for
+
+    @abstractmethod
+    def most_patches_at_once(self) -> int:
+        """Most patches that attend to each other in the tower, and go through it in one piece: an image, or a frame."""
+
+    @abstractmethod
+    def most_patches_per_item(self) -> int:
+        """Most patches of one image or video."""

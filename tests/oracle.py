@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +15,48 @@ torchvision_on_cpu.declare_operators()
 
 import transformers  # noqa: E402
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil  # noqa: E402
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
 
 from sightline.types import Request  # noqa: E402
 
 transformers.logging.set_verbosity_error()
+assert find_spec("fla") is None, "transformers would use its kernels in place of its own definitions"
 torch.backends.cudnn.allow_tf32 = False  # transformers' patch embedding is a convolution
 
 CLASSES = {
     "qwen3-vl": transformers.Qwen3VLForConditionalGeneration,
+    "qwen3.5-moe": transformers.Qwen3_5MoeForConditionalGeneration,
+    "qwen3.5": transformers.Qwen3_5ForConditionalGeneration,
     "qwen2.5-vl": transformers.Qwen2_5_VLForConditionalGeneration,
     "glm-4.1v": transformers.Glm4vForConditionalGeneration,
+    "glm-4.6v-flash": transformers.Glm4vForConditionalGeneration,
+    "qwen3-vl-moe": transformers.Qwen3VLMoeForConditionalGeneration,
+    "glm-4.5v": transformers.Glm4vMoeForConditionalGeneration,
+    "glm-4.6v": transformers.Glm4vMoeForConditionalGeneration,
 }
 PROCESSORS = {
     "qwen3-vl": (transformers.Qwen3VLProcessor, Qwen2VLImageProcessorPil, transformers.Qwen3VLVideoProcessor),
+    "qwen3.5": (transformers.Qwen3VLProcessor, Qwen2VLImageProcessorPil, transformers.Qwen3VLVideoProcessor),
     "qwen2.5-vl": (transformers.Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil, transformers.Qwen2VLVideoProcessor),
     "glm-4.1v": (transformers.Glm4vProcessor, Glm4vImageProcessorPil, transformers.Glm4vVideoProcessor),
+    "glm-4.6v-flash": (transformers.Glm46VProcessor, Glm46VImageProcessorPil, transformers.Glm46VVideoProcessor),
 }
+PROCESSORS |= {"qwen3-vl-moe": PROCESSORS["qwen3-vl"], "glm-4.5v": PROCESSORS["glm-4.1v"]}
+PROCESSORS |= {"qwen3.5-moe": PROCESSORS["qwen3.5"]}
+PROCESSORS |= {"glm-4.6v": PROCESSORS["glm-4.6v-flash"]}
 
 
 @dataclass
-class Rows:
+class OracleEmbeddings:
     """What a tower gives for one item."""
 
     main: torch.Tensor  # [rows, hidden]
-    taps: list[torch.Tensor]
+    deepstack_features: list[torch.Tensor]
 
     @property
     def joined(self) -> torch.Tensor:
-        return torch.cat((self.main, *self.taps), dim=1)
+        return torch.cat((self.main, *self.deepstack_features), dim=1)
 
 
 class Oracle:
@@ -81,13 +95,13 @@ class Oracle:
         return positions[:, 0].cpu(), int(delta)
 
     @torch.inference_mode()
-    def rows(self, pixels: torch.Tensor, grid: torch.Tensor) -> Rows:
+    def rows(self, pixels: torch.Tensor, grid: torch.Tensor) -> OracleEmbeddings:
         """The tower on full (unfolded) patches. GLM wants each temporal group as a grid of its own."""
-        if self.family == "glm-4.1v":
+        if self.family.startswith("glm"):
             grid = torch.cat([torch.tensor([[1, h, w]] * t) for t, h, w in grid.tolist()])
         visual = self.model.model.visual
         out = visual(pixels.to(self.device, visual.dtype), grid_thw=grid.to(self.device))
-        return Rows(out.pooler_output, list(getattr(out, "deepstack_features", None) or []))
+        return OracleEmbeddings(out.pooler_output, list(getattr(out, "deepstack_features", None) or []))
 
     @torch.inference_mode()
     def logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -101,7 +115,9 @@ class Oracle:
         return list(out[0, inputs["input_ids"].shape[1] :].tolist())
 
     @torch.inference_mode()
-    def logits_for_request(self, request: Request, rows: Rows | None, extra: list[int], **arguments: Any) -> torch.Tensor:
+    def logits_for_request(
+        self, request: Request, rows: OracleEmbeddings | None, extra: list[int], **arguments: Any
+    ) -> torch.Tensor:
         """Logits for *our* ids and positions, with the rows put where our spans say, and `extra` tokens after the prompt."""
         inner = self.model.model
         ids = torch.tensor([*request.token_ids.tolist(), *extra], device=self.device)
@@ -114,10 +130,13 @@ class Oracle:
             source = torch.cat([torch.arange(first[s.item] + s.row, first[s.item] + s.row + s.count) for s in request.spans])
             source = source.to(self.device)
             embeds[index] = rows.main[source].to(embeds.dtype)
-            if rows.taps:
+            if rows.deepstack_features:
                 mask = torch.zeros(1, len(ids), dtype=torch.bool, device=self.device)
                 mask[0, index] = True
-                arguments |= {"visual_pos_masks": mask, "deepstack_visual_embeds": [tap[source] for tap in rows.taps]}
+                arguments |= {
+                    "visual_pos_masks": mask,
+                    "deepstack_visual_embeds": [deepstack[source] for deepstack in rows.deepstack_features],
+                }
         return self._language_model(embeds, torch.from_numpy(positions), **arguments)
 
     def _language_model(self, embeds: torch.Tensor, positions: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -128,9 +147,9 @@ class Oracle:
         return logits
 
     @torch.inference_mode()
-    def greedy_for_request(self, request: Request, rows: Rows | None, count: int) -> list[int]:
+    def greedy_for_request(self, request: Request, rows: OracleEmbeddings | None, count: int) -> list[int]:
         """As `greedy`, from our ids, positions and spans."""
-        cache = transformers.DynamicCache()
+        cache = transformers.DynamicCache(config=self.model.config.text_config)
         logits = self.logits_for_request(request, rows, [], past_key_values=cache)
         tokens: list[int] = []
         while len(tokens) < count:

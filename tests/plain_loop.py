@@ -1,16 +1,18 @@
 """The plain way to an answer, one request at a time and without sharing anything: what the engine must be equal to."""
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
+from file_patches import make_patches
+from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
 from sightline.models.model import VisionLanguageModel
-from sightline.ops.sequences import PagedSequences
-from sightline.run.kv_cache import allocate_pages
+from sightline.ops.sequences import PagedSequences, StateIndices
 from sightline.spec import ProcessorSpec
 from sightline.types import Request
-from sightline.vision.patches import make_patches
-from sightline.vision.tower_batch import make_tower_batch
+from sightline.worker.caches import allocate_caches
 
 
 class SingleSequence:
@@ -21,23 +23,30 @@ class SingleSequence:
         self.model, self.request, self.device = model, request, weight.device
         self.length = 0  # tokens whose keys and values are stored
         pages = -(-capacity // page_size)
-        self.caches: list[LayerCache] = allocate_pages(model.spec.text, pages, page_size, self.device, weight.dtype)
+        self.caches: list[LayerCache] = allocate_caches(model.spec.text.layers, pages, page_size, 1, self.device, weight.dtype)
         self.page_table = torch.arange(pages, dtype=torch.int32, device=self.device)[None]
 
-    def prefill(self, vision_rows: torch.Tensor | None, all_logits: bool = False) -> torch.Tensor:
-        """Logits after the prompt, [1, vocab], or after each of its tokens, [tokens, vocab]."""
+    def prefill(
+        self, vision_embeddings: torch.Tensor | None, all_logits: bool = False, cuts: Sequence[int] = ()
+    ) -> torch.Tensor:
+        """Logits after the prompt, [1, vocab], or after each of its tokens, [tokens, vocab]; cut after so many tokens."""
         request = self.request
-        row_index = None
-        if vision_rows is not None:
+        embedding_index = None
+        if vision_embeddings is not None:
             first_row = np.cumsum([0, *(item.rows for item in request.items)])
             index = np.full(len(request), -1, np.int64)
             for span in request.spans:
                 first = first_row[span.item] + span.row
                 index[span.start : span.start + span.count] = np.arange(first, first + span.count)
-            row_index = torch.from_numpy(index).to(self.device)
+            embedding_index = torch.from_numpy(index).to(self.device)
         positions = torch.from_numpy(request.positions).to(self.device)
-        wanted = list(range(len(request))) if all_logits else [len(request) - 1]
-        return self._forward(request.token_ids.astype(np.int64), positions, vision_rows, row_index, wanted)
+        found = []
+        for start, end in itertools.pairwise((0, *cuts, len(request))):
+            logits_indices = list(range(end - start)) if all_logits else [end - start - 1]
+            part = None if embedding_index is None else embedding_index[start:end]
+            ids = request.token_ids[start:end].astype(np.int64)
+            found.append(self._forward(ids, positions[:, start:end].contiguous(), vision_embeddings, part, logits_indices))
+        return torch.cat(found) if all_logits else found[-1]
 
     def decode(self, token: int) -> torch.Tensor:
         """Logits after one more token, [1, vocab]."""
@@ -49,13 +58,13 @@ class SingleSequence:
         self,
         token_ids: np.typing.NDArray[np.int64],
         positions: torch.Tensor,
-        vision_rows: torch.Tensor | None,
-        row_index: torch.Tensor | None,
-        wanted: list[int],
+        vision_embeddings: torch.Tensor | None,
+        embedding_index: torch.Tensor | None,
+        logits_indices: list[int],
     ) -> torch.Tensor:
         new = len(token_ids)
         context = self.length + new
-        seen = [self.length + token + 1 for token in wanted]
+        seen = [self.length + token + 1 for token in logits_indices]
         batch = ForwardBatch(
             token_ids=torch.from_numpy(token_ids).to(self.device),
             positions=positions,
@@ -67,14 +76,17 @@ class SingleSequence:
                 query_lengths_host=(new,),
                 context_lengths_host=(context,),
             ),
-            vision_rows=vision_rows,
-            row_index=row_index,
-            wanted=WantedTokens(
-                index=torch.tensor(wanted, device=self.device),
-                sequence=torch.zeros(len(wanted), dtype=torch.int64, device=self.device),
-                query_starts=torch.arange(len(wanted) + 1, dtype=torch.int32, device=self.device),
+            vision_embeddings=vision_embeddings,
+            embedding_index=embedding_index,
+            logits_indices=LogitsIndices(
+                index=torch.tensor(logits_indices, device=self.device),
+                sequence=torch.zeros(len(logits_indices), dtype=torch.int64, device=self.device),
+                query_starts=torch.arange(len(logits_indices) + 1, dtype=torch.int32, device=self.device),
                 context_lengths=torch.tensor(seen, dtype=torch.int32, device=self.device),
                 context_lengths_host=tuple(seen),
+            ),
+            states=StateIndices(
+                torch.zeros(1, dtype=torch.int64, device=self.device), torch.tensor([self.length == 0], device=self.device)
             ),
         )
         logits = self.model(batch, self.caches)
@@ -87,10 +99,10 @@ def encode_items(model: VisionLanguageModel, request: Request, processor: Proces
     """Embedding rows of the request's items, one after another; None for text."""
     if not request.items:
         return None
-    weight = model.vision.patch_embed.weight
+    weight = model.text.embed_tokens.weight
     patches = [
         make_patches(item, processor.image if item.ref.kind == "image" else processor.video, weight.device, weight.dtype)
         for item in request.items
     ]
     grids = [item.grid for item in request.items]
-    return model.encode(make_tower_batch(patches, grids, model.spec.vision, weight.device))
+    return model.encode(model.vision.make_batch(patches, grids))

@@ -1,9 +1,15 @@
 """The way from a fresh clone to a working environment: ./run, pyproject.toml and constraints.txt agree with each other."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
+import sys
+import threading
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -63,6 +69,89 @@ def test_every_package_that_comes_along_is_pinned() -> None:
     assert sorted({name for name, _ in seen} - pins().keys()) == []
 
 
+def locked(command: str) -> dict[str, tuple[str, list[str]]]:
+    """Package → version and hashes, of the list that ./run installs from."""
+    text = (ROOT / "requirements" / f"{command}.lock").read_text()
+    found = {}
+    for entry in re.split(r"\n(?=[a-z])", text.split("\n", 1)[1].strip()):
+        match = re.fullmatch(r"([a-z0-9-]+)==([0-9][0-9a-z.]*)(?: ; [^\\]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)", entry)
+        assert match is not None, entry
+        found[match[1]] = match[2], re.findall(r"[0-9a-f]{64}", match[3])
+    return found
+
+
+@pytest.mark.parametrize("command", ["demo", "test"])
+def test_everything_but_torch_is_installed_by_its_hash(command: str) -> None:
+    """Red when constraints.txt or a dependency changes and .ci/lock.py is not run: the next clone would not install."""
+    found, pinned = locked(command), pins()
+    assert {name: version for name, (version, _) in found.items()} == {name: pinned[name] for name in found}
+    assert all(len(hashes) == len(set(hashes)) >= 1 for _, hashes in found.values())
+    asked = [Requirement(text) for text in [*PROJECT["dependencies"], *(EXTRAS["test"] if command == "test" else ())]]
+    wanted = {canonicalize_name(requirement.name) for requirement in asked} | {"setuptools"}
+    for name in sorted(wanted - {"torch"}):
+        needed = [Requirement(text) for text in metadata.requires(name) or []]
+        wanted |= {canonicalize_name(r.name) for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})}
+    assert sorted(wanted - {"torch"} - found.keys()) == []
+    if command == "test":
+        assert sorted(pinned.keys() - found.keys() - {"torch"}) == sorted(dev_pins())
+    assert "torch" not in found
+
+
+def dev_pins() -> list[str]:
+    """Those of the dev extra, which ./run does not install."""
+    text = (ROOT / "constraints.txt").read_text().split("# The dev extra\n")[1]
+    return [line.split("==")[0] for line in text.split()]
+
+
+class _Database(BaseHTTPRequestHandler):
+    """Of advisories: it has one, for jinja2."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["queries"]
+        assert self.path == "/v1/querybatch" and all(query["package"]["ecosystem"] == "PyPI" for query in asked)
+        known = {"jinja2": {"vulns": [{"id": "GHSA-2"}, {"id": "GHSA-1"}]}}
+        body = json.dumps({"results": [known.get(query["package"]["name"], {}) for query in asked]}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Database)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def check_advisories(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / ".ci" / "advisories.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_pinned_versions_are_looked_up_among_advisories(database: str, tmp_path: Path) -> None:
+    """Red when a package is left out of the question, when an advisory is not told, or when it is not an error."""
+    result = check_advisories("--database", database)
+    assert result.returncode == 1, result
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"jinja2 {pins()['jinja2']}: GHSA-1, GHSA-2"
+    assert lines[1] == f"{len(pins())} pinned packages, 1 of them named by advisories."
+    (tmp_path / "pins").write_text("# one\nidna==3.20\n")
+    assert check_advisories("--database", database, "--constraints", str(tmp_path / "pins")).returncode == 0
+
+
+def test_without_a_database_it_is_said_that_nothing_was_checked() -> None:
+    """Red when no answer looks like a good one."""
+    result = check_advisories("--database", "http://127.0.0.1:9")
+    assert result.returncode == 0 and result.stdout.startswith("Advisories were not checked: "), result
+
+
 def test_version_of_the_package_is_the_version_of_the_project() -> None:
     assert sightline.__version__ == PROJECT["version"]
 
@@ -103,6 +192,7 @@ def test_no_suitable_python_is_answered_with_one_sentence(tmp_path: Path) -> Non
     """A copy of ./run without .venv, and a Python that says it is too old. Red when the version check is lost."""
     for name in ("run", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     old = tmp_path / "old-python"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)

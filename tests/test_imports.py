@@ -8,11 +8,26 @@ from pathlib import Path
 import pytest
 
 import sightline
+from sightline.models.registry import registry
 
 PACKAGE = Path(sightline.__file__).parent
 
 # What each part may import, besides itself and the standard library. Every part may import BASE.
-BASE = {"errors", "spec", "types", "config", "json_files", "timing", "host_memory", "processors"}
+BASE = {
+    "errors",
+    "spec",
+    "types",
+    "config",
+    "json_files",
+    "timing",
+    "host_memory",
+    "processors",
+    "sampling_params",
+    "sampling_rules",
+    "wire",
+    "submission",
+    "child_process",
+}
 ALLOWED = {
     "errors": set(),
     "spec": set(),
@@ -22,21 +37,27 @@ ALLOWED = {
     "timing": set(),
     "host_memory": set(),
     "processors": set(),
+    "sampling_params": set(),
+    "sampling_rules": set(),
+    "wire": set(),
+    "submission": set(),
+    "child_process": set(),
     "media": set(),
     "prompt": {"media"},
     "grammar": {"prompt"},
     "stream": {"prompt", "grammar"},
     "cache": set(),
     "ops": set(),
-    "models": {"ops", "prompt"},
-    "vision": {"models", "ops", "media"},
+    "parallel": set(),
+    "models": {"ops", "parallel", "prompt", "media"},
+    "encoder": {"models", "ops", "parallel", "media"},
     "schedule": {"cache"},
-    "run": {"grammar", "vision", "models", "ops", "schedule", "cache"},
-    "engine": {"run", "grammar", "vision", "models", "ops", "prompt", "schedule", "cache", "stream"},
-    "llm": {"engine", "run", "grammar", "models", "prompt", "media"},
-    "bench": {"evals", "server", "llm", "engine", "run", "vision", "models", "ops", "schedule", "cache", "prompt", "media"},
-    "evals": {"llm", "engine", "run", "models", "prompt", "media", "stream", "data"},
-    "server": {"engine", "run", "models", "prompt", "media", "stream", "grammar"},
+    "worker": {"encoder", "models", "ops", "parallel"},
+    "engine": {"worker", "parallel", "grammar", "encoder", "models", "ops", "prompt", "schedule", "cache", "stream"},
+    "llm": {"engine", "grammar", "models", "prompt", "media", "stream"},
+    "bench": {"evals", "server", "engine", "models", "prompt", "media"},
+    "evals": {"llm", "engine", "models", "prompt", "media", "stream", "data"},
+    "server": {"engine", "models", "prompt", "media", "stream", "grammar"},
     "cli": {"server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
 }
 WITHOUT_TORCH = (
@@ -48,6 +69,12 @@ WITHOUT_TORCH = (
     "timing",
     "host_memory",
     "processors",
+    "sampling_params",
+    "sampling_rules",
+    "sampling_rules",
+    "wire",
+    "submission",
+    "child_process",
     "media",
     "prompt",
     "grammar",
@@ -96,7 +123,9 @@ def test_torch_free_parts_load_no_torch() -> None:
     names = [
         ".".join(("sightline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
         for path in PACKAGE.rglob("*.py")
-        if part_of(path) in WITHOUT_TORCH or path.is_relative_to(PACKAGE / "bench" / "load")
+        if part_of(path) in WITHOUT_TORCH
+        or path.is_relative_to(PACKAGE / "bench" / "load")
+        or path.is_relative_to(PACKAGE / "encoder" / "decoding")
     ]
     assert len(names) > 15
     assert not {"torch", "transformers", "torchvision"} & modules_after("import " + ", ".join(names))
@@ -106,3 +135,26 @@ def test_the_package_loads_neither_transformers_nor_torchvision() -> None:
     loaded = modules_after("import sightline; sightline.LLM; import sightline.cli.main, sightline.models.create")
     assert "torch" in loaded
     assert not {"transformers", "torchvision", "triton"} & loaded
+
+
+def test_a_worker_knows_no_request() -> None:
+    """What a worker is told are arrays and plain values: it could be on another machine."""
+    for path in (PACKAGE / "worker").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "sightline.types":
+                assert not {"Request", "SamplingParams", "Completion"} & {alias.name for alias in node.names}, path
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nobody_asks_for_a_family(path: Path) -> None:
+    """Red if code outside a family's folder imports it or compares with its name. Benchmarks and evaluations may choose one."""
+    folder = path.relative_to(PACKAGE)
+    if folder.parts[0] in ("bench", "evals") or folder.is_relative_to("models/families"):
+        return
+    families = registry().families.values()
+    names = {name for family in families for name in (family.name, family.model_type, family.processor_class)}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.module.startswith("sightline.models.families."), f"{path} imports {node.module}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert node.value not in names, f"{path} has {node.value!r}"

@@ -2,22 +2,29 @@
 
 import asyncio
 import base64
+import dataclasses
 import http.server
 import io
+import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import sightline
+from clips import make_clip
+from media.pdfs import picture_pdf
 from parity.conversations import picture
 from parity.subject import Subject
 from plain_loop import encode_items
 from sightline import LLM, SamplingParams
-from sightline.errors import ConfigError, MediaError, PromptError
+from sightline.engine.sequence_output import SequenceOutput
+from sightline.errors import ConfigError, MediaError, ParameterError, PromptError, PromptTooLongError
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
@@ -59,6 +66,18 @@ def served(png: bytes) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_options_of_the_template(llm: LLM, png: bytes) -> None:
+    """Red if chat_template_kwargs do not reach the template, in chat or in a stream. Numbered pictures make a longer prompt."""
+    numbered, plain = {"add_vision_id": True}, llm.chat(ask(png), GREEDY)
+    longer = llm.chat([ask(png)], GREEDY, chat_template_kwargs=numbered)[0]
+    assert longer.prompt_tokens > plain.prompt_tokens
+
+    async def last() -> Any:
+        return [update async for update in llm.stream(ask(png), GREEDY, chat_template_kwargs=numbered)][-1]
+
+    assert asyncio.run(last()).completion.prompt_tokens == longer.prompt_tokens
 
 
 def test_every_source_gives_the_same_answer(llm: LLM, png: bytes, tmp_path: Path, served: str) -> None:
@@ -188,15 +207,140 @@ def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
     assert llm.engine.schedule.pages.private_pages == 0
 
 
-def test_errors_in_a_batch_leave_nothing_behind(llm: LLM, png: bytes) -> None:
-    """One broken image among good requests: its error is raised, the others are aborted, the engine goes on."""
+def test_an_error_in_a_batch_is_its_conversation_s_own(llm: LLM, png: bytes) -> None:
+    """A broken image, one that is no image at all and a prompt that is too long among good requests: each has its error and no
+    text, the others are answered. Alone, an error is raised."""
     stream = io.BytesIO()
     picture(200, 160, 9).save(stream, "JPEG")
     broken = stream.getvalue()[:1500]
-    with pytest.raises(MediaError):
-        llm.chat([ask(png), ask(broken), ask(png, "Again?")], GREEDY)
+    too_long = [{"role": "user", "content": "x" * 10_000_000}]
+    answers = llm.chat([ask(png), ask(broken), ask(b"no picture"), too_long, ask(png, "Again?")], GREEDY)
+    assert [type(answer.error) for answer in answers] == [type(None), MediaError, MediaError, PromptTooLongError, type(None)]
+    assert [answer.finish_reason for answer in answers] == ["length", "error", "error", "error", "length"]
+    assert [len(answer.token_ids) for answer in answers] == [12, 0, 0, 0, 12]
     assert not llm.engine.has_work
+    both = llm.chat([ask(broken), ask(png)], SamplingParams(max_tokens=2, n=2))
+    assert [(answer.index, answer.error is None) for answer in both] == [(0, False), (1, False), (0, True), (1, True)]
+    with pytest.raises(MediaError):
+        llm.chat(ask(broken), GREEDY)
+    with pytest.raises(PromptError, match="top_k"):
+        llm.chat([ask(png)], SamplingParams(top_k=-7))
     assert len(llm.chat(ask(png), GREEDY).token_ids) == 12
+
+
+def test_prompts_as_vllm_has_them(llm: LLM, png: bytes) -> None:
+    """An object with a prompt and its media gives what the same prompt gives otherwise; media are taken in the order of their
+    placeholders."""
+    clip = [picture(96, 64, seed) for seed in range(4)]
+    parts = [
+        {"type": "video", "video": clip},
+        {"type": "image", "image": picture(900, 600, 5)},
+        {"type": "text", "text": "What?"},
+    ]
+    prompt = llm.template.render([{"role": "user", "content": [{"type": part["type"], "text": "What?"} for part in parts]}])
+    data = {"image": picture(900, 600, 5), "video": np.stack([np.asarray(frame) for frame in clip])}
+    expected = llm.chat([{"role": "user", "content": parts}], GREEDY)
+    answer = llm.generate({"prompt": prompt, "multi_modal_data": data}, GREEDY)
+    assert answer.token_ids == expected.token_ids and answer.prompt_tokens == expected.prompt_tokens
+    assert (answer.content, answer.reasoning) == (answer.text, None)
+    smaller = {
+        "prompt": prompt,
+        "multi_modal_data": data,
+        "mm_processor_kwargs": {"max_pixels": llm.processor.image.min_pixels},
+    }
+    fewer, same = llm.generate([smaller, {"prompt": prompt, "multi_modal_data": {**data, "video": [clip]}}], GREEDY)
+    assert fewer.prompt_tokens < same.prompt_tokens == expected.prompt_tokens
+    ids = llm.tokenizer.encode("Hello")
+    assert llm.generate({"prompt_token_ids": ids}, GREEDY).token_ids == llm.generate("Hello", GREEDY).token_ids
+    for wrong, said in (
+        ({"text": "x"}, "'text'"),
+        ({}, "either 'prompt' or"),
+        ({"prompt": prompt, "multi_modal_data": {"audio": b""}}, "'audio'"),
+        ({"prompt": "x", "multi_modal_data": {"image": png}}, "placeholders"),
+        ({"prompt_token_ids": ids, "multi_modal_data": data}, "no media"),
+    ):
+        with pytest.raises(PromptError, match=said):
+            llm.generate(wrong, GREEDY)
+
+
+def test_achat(llm: LLM, png: bytes) -> None:
+    """On an event loop, side by side; what is cancelled leaves nothing behind."""
+    messages = [ask(png), [{"role": "user", "content": "Hello?"}]]
+
+    async def both() -> list[Any]:
+        return list(await asyncio.gather(llm.achat(messages[0], GREEDY), llm.achat(messages, GREEDY)))
+
+    one, two = asyncio.run(both())
+    assert [one.token_ids, two[1].token_ids] == [answer.token_ids for answer in llm.chat(messages, GREEDY)]
+    assert two[0].token_ids == one.token_ids
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(llm.achat(messages[1], SamplingParams(max_tokens=4000, ignore_eos=True)), 0.3)
+
+    asyncio.run(leave())
+    assert not llm.engine.has_work
+
+
+def test_answers_are_taken_apart(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasoning and calls of an answer, whatever the model said: its words are put into its mouth here."""
+    said = '<think>Hm.</think>Let me look. <tool_call>{"name": "zoom", "arguments": {"x": 3}}</tool_call>'
+    monkeypatch.setattr("sightline.engine.sequence_output.SequenceOutput.completion", with_text(said))
+    tools = [{"type": "function", "function": {"name": "zoom", "parameters": {}}}]
+    hello = [{"role": "user", "content": "Hello?"}]
+    answer = llm.chat(hello, GREEDY, tools=tools)
+    assert (answer.content, answer.reasoning, answer.text) == ("Let me look.", "Hm.", said)
+    (call,) = answer.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("zoom", {"x": 3}) and call.id
+    without = llm.chat(hello, GREEDY)
+    assert without.tool_calls == () and without.content == said.removeprefix("<think>Hm.</think>")
+
+
+def with_text(text: str) -> Any:
+    completion = SequenceOutput.completion
+    return lambda self, reason: dataclasses.replace(completion(self, reason), text=text)
+
+
+def test_a_pdf_and_choices_of_a_call(llm: LLM, tmp_path: Path) -> None:
+    """A file by its path, its bytes and as OpenAI's clients write it; sizes and frames for a call and for one medium."""
+    path = tmp_path / "report.pdf"
+    path.write_bytes(picture_pdf(picture(900, 600, 5), picture(900, 600, 6)))
+
+    def about(part: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}]
+
+    url = "data:application/pdf;base64," + base64.b64encode(path.read_bytes()).decode()
+    files: list[Any] = [
+        path,
+        str(path),
+        path.read_bytes(),
+        {"file_data": url, "filename": "x.pdf"},
+        {"file_url": path.as_uri()},
+    ]
+    answers = [llm.chat(about({"type": "file", "file": file}), GREEDY) for file in files]
+    assert {answer.token_ids for answer in answers} == {answers[0].token_ids} and answers[0].media_items == 2
+    sizes = {"max_pixels": llm.processor.image.min_pixels}
+    few = llm.chat(about({"type": "file", "file": path}), GREEDY, mm_processor_kwargs=sizes)
+    assert few.prompt_tokens < answers[0].prompt_tokens
+    with pytest.raises(MediaError, match=r"PDF .*broken.pdf cannot be read: it is damaged"):
+        (tmp_path / "broken.pdf").write_bytes(path.read_bytes()[:300])
+        llm.chat(about({"type": "file", "file": tmp_path / "broken.pdf"}), GREEDY)
+    clip = make_clip(24, fps=4)
+    four = llm.chat(about({"type": "video", "video": clip, "num_frames": 4}), GREEDY)
+    two = llm.chat(about({"type": "video", "video": clip}), GREEDY, media_io_kwargs={"video": {"num_frames": 2}})
+    assert two.prompt_tokens < four.prompt_tokens < llm.chat(about({"type": "video", "video": clip}), GREEDY).prompt_tokens
+
+
+def test_parameters_are_checked_when_made() -> None:
+    for wrong, said in (({"max_tokens": "5"}, "max_tokens is '5'"), ({"top_p": 2}, "top_p is 2.0"), ({"n": 0}, "n is 0")):
+        with pytest.raises(ParameterError, match=said):
+            SamplingParams(**wrong)
+    assert SamplingParams(stop="x").stop == ("x",)
+
+
+def test_what_the_package_shows() -> None:
+    assert dir(sightline) == sorted(sightline.__all__) and "LLM" in dir(sightline)
+    assert all(getattr(sightline, name) is not None for name in dir(sightline))
 
 
 def test_a_closed_model_says_so(tiny_checkpoints: dict[str, Path]) -> None:
@@ -216,8 +360,8 @@ def test_a_bug_in_a_step_reaches_those_who_wait(tiny_checkpoints: dict[str, Path
                 llm.chat([{"role": "user", "content": "Hello?"}], GREEDY)
 
 
-def test_books_are_checked_when_idle(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault in the books is found in the next idle moment, and said. Red when nobody looks."""
+def test_integrity_is_checked_when_idle(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault in the state is found in the next idle moment, and said. Red when nobody looks."""
     monkeypatch.setattr("sightline.engine.thread.CHECK_EVERY_S", 0.0)
     with LLM(tiny_checkpoints["qwen3-vl"], device="cpu") as llm:
         hello = [{"role": "user", "content": "Hello?"}]

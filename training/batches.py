@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.evals.signs.generate import Example, make_example
+from sightline.models.families.qwen3_vl.processor import Qwen3VLProcessor
 from sightline.prompt.expand import expand
-from sightline.prompt.positions import mrope_positions
+from sightline.prompt.positions import prompt_positions
 from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
-from sightline.spec import MediaTokens
-from sightline.types import ImageHeader, MediaItem, MediaRef
+from sightline.spec import MediaTokens, PatchSpec
+from sightline.types import ImageHeader, MediaItem, MediaRef, View
 
 PATCH, MERGE, TEMPORAL = 16, 2, 2
+_PICTURES = PatchSpec(64 * 64, 512 * 512, PATCH, TEMPORAL, MERGE, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+PROCESSOR = Qwen3VLProcessor(_PICTURES, _PICTURES)
 IGNORED = -100  # label of a token that is not learnt
 LENGTHS = 32  # prompts are padded to multiples of it: a graph is captured for each length
 
@@ -59,8 +62,7 @@ class Encoder:
         self.tokenizer = Tokenizer.from_folder(folder)
         self.template = ChatTemplate.from_folder(folder)
         of = self.tokenizer.id_of
-        start, end, video = of("<|vision_start|>"), of("<|vision_end|>"), of("<|video_pad|>")
-        self.tokens = MediaTokens(of("<|image_pad|>"), video, video, start, end, start, end)
+        self.tokens = MediaTokens(of("<|image_pad|>"), of("<|video_pad|>"))
         self.end, self.pad = of("<|im_end|>"), of("<|endoftext|>")
         self.answer_mark = self.tokenizer.encode("<|im_start|>assistant\n")
 
@@ -71,14 +73,15 @@ class Encoder:
             grid = (count // TEMPORAL, height // PATCH, width // PATCH)
             times = tuple(index / example.fps for index in range(count))
             ref = MediaRef("video", b"", b"", header, "")
-            return [MediaItem(ref, b"", grid, (height, width), tuple(range(count)), times, _rows(grid))]
+            return [MediaItem(ref, b"", (View.whole((height, width)),), (grid,), tuple(range(count)), times, _rows(grid))]
         found = []
         for image in example.images:
             grid = (1, image.shape[0] // PATCH, image.shape[1] // PATCH)
-            found.append(MediaItem(MediaRef("image", b"", b"", header, ""), b"", grid, image.shape[:2], (), (), _rows(grid)))
+            view = View.whole((image.shape[0], image.shape[1]))
+            found.append(MediaItem(MediaRef("image", b"", b"", header, ""), b"", (view,), (grid,), (), (), _rows(grid)))
         return found
 
-    def encode(self, example: Example) -> "Encoded":
+    def encode(self, example: Example) -> "EncodedExample":
         """(ids, labels, spans, items, tokens before the first answer)"""
         kind = "video" if example.frames is not None else "image"
         items = self.items(example)
@@ -88,7 +91,7 @@ class Encoder:
             messages.append({"role": "user", "content": [*media, {"type": "text", "text": turn.question}]})
             messages.append({"role": "assistant", "content": turn.answer})
         prompt = self.template.render(messages, add_generation_prompt=False)
-        ids, spans = expand(prompt, items, self.tokens, "qwen3", self.tokenizer)
+        ids, spans = expand(prompt, items, PROCESSOR, self.tokens, self.tokenizer)
         ids = ids.astype(np.int64)
         labels = np.full_like(ids, IGNORED)
         mark, at, first = self.answer_mark, 0, 0
@@ -112,10 +115,10 @@ def _find(ids: NDArray[np.int64], mark: list[int], start: int) -> int:
     return -1
 
 
-Encoded = tuple[NDArray[np.int64], NDArray[np.int64], Any, list[MediaItem], int]
+EncodedExample = tuple[NDArray[np.int64], NDArray[np.int64], Any, list[MediaItem], int]
 
 
-def layout_of(example: Example, encoded: Encoded) -> BatchLayout:
+def layout_of(example: Example, encoded: EncodedExample) -> BatchLayout:
     ids, _, spans, items, _ = encoded
     pixels = example.frames if example.frames is not None else np.stack(example.images)
     count, height, width = pixels.shape[:3]
@@ -134,7 +137,7 @@ def make_batch(examples: list[Example], encoder: Encoder) -> Batch:
         token_ids[row, : len(ids)] = ids
         labels[row, : len(ids)] = own_labels
     _, _, spans, items, _ = encoded[0]
-    positions, _ = mrope_positions(layout.tokens, items, spans, MERGE, "qwen3", 1.0)
+    positions, _ = prompt_positions(layout.tokens, items, spans, PROCESSOR)
     pixels = [e.frames if e.frames is not None else np.stack(e.images) for e in examples]
     reads = layout.skill in ("sign", "phone")
     return Batch(

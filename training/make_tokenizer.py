@@ -10,7 +10,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sightline.evals.signs.generate import make_example
-from sightline.prompt.byte_tokenizer import VISIBLE, special_tokens
+from sightline.models.families.qwen3_vl import FAMILY
+from sightline.prompt.byte_tokenizer import VISIBLE
 
 VOCABULARY = 2048
 # As the published Qwen tokenizers split: contractions, words with a leading space, single digits, punctuation, white space.
@@ -28,7 +29,7 @@ def make_tokenizer(folder: Path, examples: int = 800) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    names = list(special_tokens("qwen3-vl", 256))
+    names = FAMILY.special_tokens.names
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(names), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=5
     )

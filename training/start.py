@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from make_tokenizer import VOCABULARY, make_tokenizer
-from sightline.models.qwen3_vl import FAMILY
-from sightline.prompt.template import own_template
+from sightline.models.families.qwen3_vl import FAMILY
 from sightline.prompt.tokenizer import Tokenizer
 
 TEXT = {
@@ -48,7 +47,7 @@ def start(folder: Path, examples: int = 800) -> None:
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(own_template(FAMILY.name))
+    (folder / "chat_template.jinja").write_text(FAMILY.chat_template.read_text())
 
 
 if __name__ == "__main__":

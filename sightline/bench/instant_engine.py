@@ -1,41 +1,40 @@
-"""An engine process that computes nothing, to measure what is around one: `python -m sightline.bench.instant_engine MS URL`.
+"""An engine process that computes nothing, to measure what is around one: `python -m sightline.bench.instant_engine MS`,
+followed by the arguments that engine/link.py names.
 
-It speaks the messages of engine/process.py and answers every request with as many tokens as it asks for, all of them " a". With
-MS above 0 it takes steps as an engine does, one token for everybody each MS milliseconds, one message per step.
+It speaks the messages of engine/process.py, heartbeats too, and answers every request with as many tokens as it asks for, all
+of them " a". With MS above 0 it takes steps as an engine does, one token for everybody each MS milliseconds, one message per
+step.
 """
 
-import os
 import sys
 import time
 from dataclasses import dataclass
 
 import zmq
 
-from sightline.engine.kept_files import KeptFiles
+from sightline.engine.file_cache import FileCache
+from sightline.engine.link import Link, connected
 from sightline.engine.messages import (
     Abort,
     Add,
     Done,
     Finish,
     Flush,
-    Memory,
+    MemoryReport,
     News,
     Ping,
     Ready,
-    Start,
     Stats,
     Stop,
     UpdateHead,
     decode_command,
     encode,
-    request_of,
+    submission_of,
 )
-
-_POLL_MS = 500
 
 
 @dataclass
-class _Answer:
+class _InstantOutput:
     wanted: int
     prompt_tokens: int
     seconds: dict[str, float]
@@ -43,9 +42,9 @@ class _Answer:
 
 
 class InstantEngine:
-    def __init__(self, socket: "zmq.SyncSocket", files: KeptFiles) -> None:
+    def __init__(self, socket: "zmq.SyncSocket", files: FileCache) -> None:
         self._socket, self._files = socket, files
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _InstantOutput] = {}
 
     @property
     def has_work(self) -> bool:
@@ -54,11 +53,10 @@ class InstantEngine:
     def take_commands(self) -> bool:
         """All that have come. False: one was the order to stop."""
         while self._socket.poll(0):
-            head, *frames = self._socket.recv_multipart(copy=False)
-            message = decode_command(head.buffer)
+            message = decode_command(*(frame.buffer for frame in self._socket.recv_multipart(copy=False)))
             if isinstance(message, Add):
-                prompt = request_of(message, [frame.buffer for frame in frames], self._files)
-                self._answers[message.number] = _Answer(message.sampling.max_tokens, len(prompt), message.seconds)
+                asked = submission_of(message, self._files)
+                self._answers[message.number] = _InstantOutput(asked.sampling.max_tokens, len(asked.request), asked.seconds)
             elif isinstance(message, Abort):
                 self._answers.pop(message.number, None)
             elif isinstance(message, Flush | Ping):
@@ -76,7 +74,7 @@ class InstantEngine:
             answer.given += 1
             finish = None
             if answer.given == answer.wanted:
-                finish = Finish("length", answer.prompt_tokens, answer.given, 0, 0, 0, answer.seconds)
+                finish = Finish("length", answer.prompt_tokens, answer.seconds)
                 del self._answers[number]
             updates.append(UpdateHead(number, 0, " a", (64,), (), finish))
         self._socket.send(encode(News(tuple(updates))))
@@ -86,38 +84,31 @@ def _no_stats() -> Stats:
     return Stats(**dict.fromkeys(Stats.__struct_fields__, 0))
 
 
-def serve(socket: "zmq.SyncSocket", step_s: float) -> int:
-    first = decode_command(socket.recv())
-    assert isinstance(first, Start)
-    socket.send(encode(Ready("none", "none", 1 << 20, Memory(0, 0, 0, 0, 0, 0), {})))
-    engine = InstantEngine(socket, KeptFiles(first.config.server.kept_media_bytes))
-    parent, due = os.getppid(), 0.0
-    while os.getppid() == parent:
+def serve(link: Link, step_s: float) -> int:
+    socket, liveness, due = link.commands, link.liveness, 0.0
+    start = link.receive_start()
+    socket.send(encode(Ready("none", "none", 1 << 20, MemoryReport(0, 0, 0, 0, 0, 0), {})))
+    engine = InstantEngine(socket, FileCache(start.config.server.kept_media_bytes))
+    while True:
+        liveness.idle()
         left_s = due - time.perf_counter()
         if not engine.has_work:
-            socket.poll(_POLL_MS)
+            socket.poll()
         elif left_s > 0:
             time.sleep(left_s)
+        liveness.begin("step")
         if not engine.take_commands():
             return 0
         now = time.perf_counter()
         if engine.has_work and now >= due:
             engine.step()
             due = now + step_s
-    return 1
 
 
 def main() -> int:
-    context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    for option in (zmq.SNDHWM, zmq.RCVHWM):
-        socket.setsockopt(option, 0)
-    socket.connect(sys.argv[2])
-    try:
-        return serve(socket, float(sys.argv[1]) / 1e3)
-    finally:
-        socket.close(linger=0)
-        context.term()
+    step_ms, *link_arguments = sys.argv[1:]
+    with connected(link_arguments) as link:
+        return serve(link, float(step_ms) / 1e3)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ The arena is `blocks` blocks of `block_rows` rows. An entry's rows fill its bloc
     entry    rows   0 1 2 3 | 4 5 6 7 | 8 9         blocks (5, 2, 9), block_rows 4
     arena    slots  20 … 23 | 8 … 11  | 36 37       the rest of its last block stays unused
 
-    absent ──reserve──► ENCODING ──mark_ready──► READY ──evicted by another reserve──► absent, or in the host tier only
+    absent ──reserve──► PENDING ──mark_ready──► READY ──evicted by another reserve──► absent, or in the host tier only
                             └──abandon──► absent
 
 An entry can be evicted if it is READY and not pinned.
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,7 +23,7 @@ from sightline.cache.host_tier import HostTier
 
 
 class EmbeddingState(Enum):
-    ENCODING = "encoding"  # blocks are reserved, the rows are being made or copied back; nobody may read them yet
+    PENDING = "pending"  # blocks are reserved, the rows are being made or copied back; nobody may read them yet
     READY = "ready"
 
 
@@ -30,11 +31,11 @@ class EmbeddingState(Enum):
 class EmbeddingEntry:
     """The rows of one item on the device. Only the cache that made it changes it; others read."""
 
-    key: bytes  # MediaItem.key
+    key: bytes  # sightline.cache.keys.embedding_key
     rows: int
     blocks: tuple[int, ...]
     state: EmbeddingState
-    from_host: bool  # while ENCODING: restored from the host tier, not encoded
+    from_host: bool  # while PENDING: restored from the host tier, not encoded
     last_used: int  # by the cache's counter
     pins: int = 0  # requests that need the rows
     wanted: bool = field(default=False, repr=False)  # pinned since it was reserved: further pins count as hits
@@ -63,7 +64,7 @@ class EmbeddingCache:
     then frees what `host_evicted` names, in this order: a key may be offloaded, restored or dropped in the same step.
 
     Each use of an item is one pin. The first pin after a reserve is the use that it was reserved for: a miss, or a host hit.
-    Every further one is a hit, also while ENCODING, since it shares the encode.
+    Every further one is a hit, also while PENDING, since it shares the encode.
     """
 
     def __init__(self, blocks: int, block_rows: int, row_bytes: int, host_bytes: int = 0) -> None:
@@ -141,7 +142,7 @@ class EmbeddingCache:
     def reserve(self, key: bytes, rows: int) -> Reservation:
         """Blocks for an absent item, from entries longest unused where free ones do not suffice. The entry is not pinned yet.
 
-        Until `mark_ready` or `abandon` it is ENCODING: it is not evicted, nor is its copy in the host tier, if there is one.
+        Until `mark_ready` or `abandon` it is PENDING: it is not evicted, nor is its copy in the host tier, if there is one.
         """
         assert key not in self._entries, f"{key.hex()} is on the device already"
         assert rows > 0 and self.can_reserve(rows), f"{rows} rows do not fit beside what is pinned or being encoded"
@@ -154,7 +155,7 @@ class EmbeddingCache:
             self.misses += 1
         offloads = self._make_room(self._blocks_of(rows))
         blocks = tuple(self._free.pop() for _ in range(self._blocks_of(rows)))
-        entry = EmbeddingEntry(key, rows, blocks, EmbeddingState.ENCODING, from_host, last_used=self._clock)
+        entry = EmbeddingEntry(key, rows, blocks, EmbeddingState.PENDING, from_host, last_used=self._clock)
         self._entries[key] = entry
         return Reservation(entry, offloads, from_host)
 
@@ -212,11 +213,22 @@ class EmbeddingCache:
         blocks = np.array(entry.blocks, dtype=np.int64)
         return blocks[rows // self.block_rows] * self.block_rows + rows % self.block_rows
 
+    def slots_of(self, blocks: tuple[int, ...], rows: int) -> NDArray[np.int64]:
+        """Slots in the arena of the first `rows` rows of some blocks, [rows]."""
+        return (np.array(blocks, np.int64)[:, None] * self.block_rows + np.arange(self.block_rows)).ravel()[:rows]
+
     def clear(self) -> None:
         """Forget all unpinned READY entries, and the host tier but for what is being restored from it."""
         while self._evictable:
             self._pop_evictable()
         self._host.clear()
+
+    def retain(self, keys: Collection[bytes]) -> None:
+        """Forget all unpinned READY entries but these. They are not copied to the host tier."""
+        for key in [key for key in self._evictable if key not in keys]:
+            entry = self._evictable.pop(key)
+            self._evictable_blocks -= len(entry.blocks)
+            self._remove(entry)
 
     # ---- Host tier
 
@@ -255,12 +267,12 @@ class EmbeddingCache:
 
     def _check_encoding(self, entry: EmbeddingEntry) -> None:
         assert self._entries.get(entry.key) is entry, f"{entry} is no longer on the device"
-        assert entry.state is EmbeddingState.ENCODING, f"{entry} is not being encoded"
+        assert entry.state is EmbeddingState.PENDING, f"{entry} is not being encoded"
 
     # ---- Self-check
 
     def check_integrity(self) -> None:
-        """Raise AssertionError with a sentence if the books contradict each other. O(blocks)."""
+        """Raise AssertionError with a sentence if its state is inconsistent. O(blocks)."""
         entries = self._entries.values()
         owned = [block for entry in entries for block in entry.blocks] + self._free
         assert sorted(owned) == list(range(self.blocks)), "a block does not belong to exactly one entry or the free ones"
@@ -282,5 +294,5 @@ class EmbeddingCache:
         used = [entry.last_used for entry in self._evictable.values()]
         assert used == sorted(used), "an entry stands in the queue of eviction before one used earlier"
         self._host.check_integrity(
-            {entry.key for entry in entries if entry.from_host and entry.state is EmbeddingState.ENCODING}
+            {entry.key for entry in entries if entry.from_host and entry.state is EmbeddingState.PENDING}
         )

@@ -29,7 +29,8 @@ KEY_BYTES = 32
 
 VisionRun = tuple[int, bytes, int, int]  # offset in the page, key of the item, its first row here, rows
 
-# Different first bytes keep what is hashed for a root and for a page apart, whatever a salt contains.
+# Different first bytes keep what is hashed for a root, a page and an item apart, whatever a salt contains.
+_ITEM = b"sightline item\0"
 _ROOT = b"sightline root\0"
 _PAGE = b"sightline page\0"
 _COUNT = struct.Struct("<I")
@@ -40,6 +41,15 @@ _SEED_BYTES = KEY_BYTES - _COUNT.size  # of the key of a page inside an item; th
 def root_key(salt: str | bytes = b"") -> bytes:
     """The key before the first page. Requests with different salts share no page."""
     return sha256(_ROOT + (salt.encode() if isinstance(salt, str) else salt)).digest()
+
+
+def embedding_key(item_key: bytes, decoder: str) -> bytes:
+    """The key of an item's embeddings, and of what it is in a page: MediaItem.key, and which decoder makes its pixels.
+
+    Decoders differ in the last bits of pixels, so embeddings of one must not be found under the name of another, nor pages that
+    follow from them.
+    """
+    return sha256(_ITEM + item_key + decoder.encode()).digest()
 
 
 def page_key(parent: bytes, token_ids: Sequence[int] | NDArray[np.int32], vision: Sequence[VisionRun]) -> bytes:

@@ -15,7 +15,7 @@ class State:
 class Node:
     """A page of the tree. Only the cache that made it changes it; others read."""
 
-    __slots__ = ("children", "depth", "key", "last_used", "locks", "page", "parent", "state")
+    __slots__ = ("begins", "children", "depth", "key", "last_used", "locks", "page", "parent", "state")
 
     def __init__(self, page: int, key: bytes, parent: "Node | None") -> None:
         self.page = page  # its number in the key/value memory
@@ -26,6 +26,7 @@ class Node:
         self.locks = 0  # running sequences that use it
         self.last_used = 0  # by the cache's counter
         self.state: State | None = None
+        self.begins: tuple[bytes, ...] = ()  # keys of its known beginnings (partial.py)
 
     def __repr__(self) -> str:
         state = "" if self.state is None else f", state of {self.state.nbytes} bytes"

@@ -5,10 +5,12 @@ Each page is exactly one of
     scratch   page 0: writes that nobody reads go there (tokens whose keys and values are stored already)
     free      handed out next
     private   a running sequence writes to it
-    tree      full, known by its key, shared, never written again; a Node
+    tree      known by its key, shared, never written again; a Node. It is full, or a leaf that its sequence left unfinished
 
     a sequence   [ node ─ node ─ node ][ private, private ]
                    locked by it          full ones are inserted under its last node, the last one is being filled
+
+Whoever needs only the beginning of a page of the tree (partial.py) locks it until it is copied to a private page.
 
 The one idea of eviction: a sequence locks and unlocks whole prefixes, so a node is unlocked no earlier than its children. If
 nodes line up as they become unlocked, deepest first, the head of that queue is always the leaf unused for longest, and taking
@@ -19,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from sightline.cache.node import Node
+from sightline.cache.partial import Beginnings
 from sightline.cache.states import StatePool
 
 __all__ = ["Node", "PageCache"]
@@ -51,6 +54,7 @@ class PageCache:
         self._nodes: dict[bytes, Node] = {}
         self._unlocked: OrderedDict[Node, None] = OrderedDict()  # the queue: first to go first, children before their parent
         self._states = StatePool(state_bytes_limit, release_state)
+        self.beginnings = Beginnings()
         self._clock = 0  # counts operations that use nodes
 
     @property
@@ -147,6 +151,37 @@ class PageCache:
         self._hold(node)
         return node
 
+    def insert_partial(self, parent: Node | None, before: bytes, beginnings: Sequence[tuple[bytes, int]], page: int) -> None:
+        """A private page that was filled in part becomes a leaf under `parent`, the end of the caller's path, locked by nobody.
+
+        `before` is the parent's key, or the root; `beginnings` are keys and lengths, the longest last. If all are known,
+        the page is freed.
+        """
+        assert self._use[page] == _PRIVATE, f"page {page} is not private and cannot become part of the tree"
+        assert parent is None or parent.locks > 0, f"{parent} must be locked while a page is inserted under it"
+        new = [(key, count) for key, count in beginnings if key not in self.beginnings]
+        if not new:
+            self.free([page])
+            return
+        self._clock += 1
+        node = self._nodes[new[-1][0]] = Node(page, new[-1][0], parent)
+        node.last_used = self._clock
+        self._use[page] = _TREE
+        self._unlocked[node] = None
+        if parent is not None:
+            parent.children += 1
+        for key, count in new:
+            self.beginnings.add(node, before, key, count)
+
+    def take_over(self, node: Node) -> int:
+        """The page of an unlocked leaf becomes private to the caller with what is in it, and is known no more."""
+        assert node.locks == 0 and node.children == 0, f"{node} is not an unlocked leaf"
+        del self._unlocked[node]
+        self._forget(node)
+        self._use[node.page] = _PRIVATE
+        self.evictions += 1
+        return node.page
+
     def _hold(self, node: Node) -> None:
         if node.locks == 0:
             self._unlocked.pop(node, None)  # a new node is not in it
@@ -186,12 +221,18 @@ class PageCache:
     def _forget_first(self) -> None:
         node, _ = self._unlocked.popitem(last=False)
         assert node.children == 0, f"{node} would be forgotten before its children"
-        self._states.drop(node)
+        self._forget(node)
+        self._use[node.page] = _FREE
+        self._free.append(node.page)
+
+    def _forget(self, node: Node) -> None:
+        if node.state is not None:
+            self._states.drop(node)
+        if node.begins:
+            self.beginnings.drop(node)
         del self._nodes[node.key]
         if node.parent is not None:
             node.parent.children -= 1
-        self._use[node.page] = _FREE
-        self._free.append(node.page)
 
     # ---- States
 
@@ -204,6 +245,15 @@ class PageCache:
         assert self._nodes.get(node.key) is node, f"{node} is no longer in the tree"
         return self._states.attach(node, handle, nbytes)
 
+    def evict_state(self) -> bool:
+        """Drops the state unused for longest, and keeps its page. False if none can go."""
+        return self._states.evict()
+
+    def drop_state(self, node: Node) -> None:
+        """The node's state is not worth keeping; it stays while it is pinned. The node may have lost it before."""
+        if node.state is not None and not node.state.pins:
+            self._states.drop(node)
+
     def pin_state(self, node: Node) -> object:
         """The handle of the node's state, which stays until it is unpinned. The caller has locked the node and unpins first."""
         assert node.locks > 0, f"{node} must be locked before its state is pinned"
@@ -215,7 +265,7 @@ class PageCache:
     # ---- Self-check
 
     def check_integrity(self) -> None:
-        """Raise AssertionError with a sentence if the books contradict each other. O(pages)."""
+        """Raise AssertionError with a sentence if its state is inconsistent. O(pages)."""
         nodes = self._nodes.values()
         self._check_pages()
         locks_below = dict.fromkeys(nodes, 0)
@@ -233,6 +283,7 @@ class PageCache:
             assert node.locks >= locks_below[node], f"{node} is locked less often than its children, {locks_below[node]} times"
         self._check_queue()
         self._states.check_integrity(nodes)
+        self.beginnings.check_integrity(locks_below.keys(), self.page_size)
 
     def _check_pages(self) -> None:
         assert self._use[0] == _SCRATCH and self._use.count(_SCRATCH) == 1, "page 0, and no other, is scratch"

@@ -32,11 +32,18 @@ class StatePool:
         if node.state is not None or self._pinned_bytes + nbytes > self.bytes_limit:
             return False
         while self.bytes_used + nbytes > self.bytes_limit:
-            self.drop(next(iter(self._idle)))
-            self.evictions += 1
+            self.evict()
         node.state = State(handle, nbytes)
         self.bytes_used += nbytes
         self._idle[node] = None
+        return True
+
+    def evict(self) -> bool:
+        """Drops the state unused for longest. False if all are pinned, or there is none."""
+        if not self._idle:
+            return False
+        self.drop(next(iter(self._idle)))
+        self.evictions += 1
         return True
 
     def pin(self, node: Node) -> object:

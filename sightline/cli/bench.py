@@ -1,50 +1,12 @@
-"""`sightline bench`: measurements, each printed as a table and kept as JSON."""
+"""`sightline bench`: any OpenAI-compatible server measured from outside. Those of parts are in a clone's `benchmarks/`."""
 
 from typing import Any
 
-from sightline.cli import (
-    bench_api,
-    bench_compare,
-    bench_few_rows,
-    bench_kernels,
-    bench_language,
-    bench_lookahead,
-    bench_multiturn,
-    bench_pages,
-    bench_pixels,
-    bench_probe,
-    bench_schedule,
-    bench_serve,
-    bench_soak,
-    bench_stages,
-    bench_start,
-    bench_targets,
-    bench_tower,
-)
-
-_MODULES = (
-    bench_serve,
-    bench_multiturn,
-    bench_probe,
-    bench_compare,
-    bench_targets,
-    bench_tower,
-    bench_stages,
-    bench_pixels,
-    bench_language,
-    bench_kernels,
-    bench_few_rows,
-    bench_start,
-    bench_lookahead,
-    bench_soak,
-    bench_pages,
-    bench_schedule,
-    bench_api,
-)
+from sightline.cli import bench_compare, bench_multiturn, bench_probe, bench_serve, bench_soak
 
 
 def add_command(commands: Any) -> None:
-    parser = commands.add_parser("bench", help="measure")
+    parser = commands.add_parser("bench", help="measure a server")
     actions = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True, parser_class=type(parser))
-    for module in _MODULES:
+    for module in (bench_serve, bench_multiturn, bench_probe, bench_compare, bench_soak):
         module.add_command(actions)

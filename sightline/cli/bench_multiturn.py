@@ -96,7 +96,7 @@ def _tables(rounds: "list[Round]") -> str:
 
     resolutions = list(dict.fromkeys(found.resolution for found in rounds))
     numbers = sorted({found.number for found in rounds})
-    by_place = {(found.number, found.resolution): found for found in rounds}
+    by_number = {(found.number, found.resolution): found for found in rounds}
     figures: list[tuple[str, Any]] = [
         ("TTFT, ms", lambda found: found.ttft_ms),
         ("vision tower, ms", lambda found: found.tower_ms),
@@ -107,7 +107,7 @@ def _tables(rounds: "list[Round]") -> str:
     parts = []
     for title, figure in figures:
         rows: list[list[Cell]] = [
-            [f"round {number}", *(figure(by_place[number, name]) for name in resolutions)] for number in numbers
+            [f"round {number}", *(figure(by_number[number, name]) for name in resolutions)] for number in numbers
         ]
         if any(cell is not None for row in rows for cell in row[1:]):
             parts.append(table([title, *resolutions], rows))

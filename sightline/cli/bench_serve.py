@@ -22,6 +22,8 @@ from sightline.errors import ConfigError
 if TYPE_CHECKING:
     from sightline.bench.load.serve import ServeConfig
 
+# Names that benchmarks have for one thing: chat requests to an OpenAI-compatible server. The first is ours.
+_BACKENDS = ("openai-chat", "sglang-oai-chat", "vllm-chat", "lmdeploy-chat")
 _EXPLANATION = """\
 Sends chat requests to any OpenAI-compatible server and prints throughput and latencies.
 Names of options and of figures follow `vllm bench serve` and `sglang.bench_serving` where they mean the same."""
@@ -46,6 +48,22 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)")
     parser.add_argument("--input-len", type=int, default=128, metavar="N", help="text tokens per request (default: 128)")
     parser.add_argument("--output-len", type=int, default=128, metavar="N", help="most tokens of an answer (default: 128)")
+    parser.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="lengths of text and answer are drawn, from this share of --input-len and --output-len to all of it (default: 1)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=_BACKENDS,
+        default=_BACKENDS[0],
+        help=f"what the results call it; all of these are the same chat requests (default: {_BACKENDS[0]})",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL", help="folder or Hub id whose tokenizer counts the answers' tokens once more"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="answers go on until --output-len")
     parser.add_argument("--no-stream", action="store_true", help="ask for whole answers; only their end is timed")
     parser.add_argument("--image-count", type=int, default=1, metavar="N", help="pictures per request (default: 1)")
@@ -71,7 +89,23 @@ def add_command(actions: Any) -> None:
     add_image_flags(parser)
     add_target_flags(parser)
     add_seed_flag(parser)
+    _add_other_spellings(parser)
     parser.set_defaults(run=run, subparser=parser)
+
+
+def _add_other_spellings(parser: argparse.ArgumentParser) -> None:
+    """Flags of sglang.bench_serving that mean what ours mean; `--help` shows ours alone."""
+    quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--random-input-len", dest="input_len", type=int, metavar="N", **quiet)
+    parser.add_argument("--random-output-len", dest="output_len", type=int, metavar="N", **quiet)
+    parser.add_argument("--warmup-requests", dest="num_warmups", type=int, metavar="N", **quiet)
+    parser.add_argument("--output-file", dest="output", type=Path, metavar="FILE", **quiet)
+    parser.add_argument("--disable-stream", dest="no_stream", action="store_true", **quiet)
+    parser.add_argument("--disable-tqdm", dest="no_progress", action="store_true", **quiet)
+    parser.add_argument("--disable-ignore-eos", dest="ignore_eos", action="store_false", **quiet)
+    parser.add_argument("--extra-request-body", dest="extra_body", metavar="JSON", **quiet)
+    # A chat request always goes through the model's template.
+    parser.add_argument("--apply-chat-template", dest="always_on", action="store_true", **quiet)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
             name=arguments.dataset_name,
             input_len=arguments.input_len,
             output_len=arguments.output_len,
+            range_ratio=arguments.random_range_ratio,
             seed=seed,
             image=image_kind(arguments),
             image_count=arguments.image_count,
@@ -110,13 +145,15 @@ def run(arguments: argparse.Namespace) -> int:
         ignore_eos=arguments.ignore_eos,
         extra_body=extra_body(arguments),
         progress=not arguments.no_progress,
+        tokenizer=arguments.tokenizer,
     )
     done = bench_serve(config, say=lambda line: print(line, file=sys.stderr))
     busy = done.device_busy_share
-    print(result_block(done.figures, done.result.lag, config.request_rate, config.max_concurrency, busy))
+    load = (config.request_rate, config.max_concurrency)
+    print(result_block(done.figures, done.result.lag, *load, busy, arguments.backend))
     for warning in warnings(done.figures, done.result.lag):
         print(f"Warning: {warning}", file=sys.stderr)
-    settings = _settings(arguments, done.model, config)
+    settings = _settings(arguments, done.model, config, len(done.result.answers))
     keep_record(arguments, serve_record(done.result, done.figures, settings, arguments.save_texts, busy))
     if arguments.summary_key is not None:
         value = serve_figure(arguments.summary_key, done.figures)
@@ -127,12 +164,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if done.figures.completed else 1
 
 
-def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig") -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig", sent: int) -> dict[str, Any]:
     """What is needed to repeat the run, but for where the server is."""
     settings = {
         "label": arguments.label,
         "model_id": model,
-        "num_prompts": arguments.num_prompts,
+        "backend": arguments.backend,
+        "num_prompts": sent,
         "request_rate": arguments.request_rate,
         "burstiness": 1.0,
         "max_concurrency": arguments.max_concurrency,
@@ -141,6 +179,7 @@ def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig") 
         "again": arguments.again,
         "input_len": arguments.input_len,
         "output_len": arguments.output_len,
+        "random_range_ratio": arguments.random_range_ratio,
         "ignore_eos": arguments.ignore_eos,
         "stream": not arguments.no_stream,
         "seed": config.dataset.seed,

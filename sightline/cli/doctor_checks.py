@@ -102,7 +102,7 @@ def torch_and_gpu(report: Report) -> Facts:
         report.warnings.append(f"There is an NVIDIA driver ({driver}), but torch, {built}, cannot use the GPU.")
     else:
         report.warnings.append("There is no GPU: models run on the CPU, which is enough for small ones.")
-    device, dtype = _place()
+    device, dtype = _device_and_dtype()
     facts["would run on"] = f"{device} in {_short(dtype)}"
     return facts
 
@@ -117,9 +117,9 @@ def _driver() -> str | None:
     return done.stdout.split("\n")[0].strip() or None if done.returncode == 0 else None
 
 
-def _place() -> tuple[Any, Any]:
+def _device_and_dtype() -> tuple[Any, Any]:
     """Device and numbers that a usual checkpoint, stored as bfloat16, would run in."""
-    from sightline.engine.load import choose_device, choose_dtype
+    from sightline.models.device import choose_device, choose_dtype
 
     device = choose_device("auto")
     return device, choose_dtype("auto", "bfloat16", device)
@@ -149,26 +149,27 @@ def attention(report: Report) -> Facts:
 
 def operations(report: Report) -> Facts:
     from sightline.ops.dispatch import OPS
-    from sightline.ops.twins import register_twins
+    from sightline.ops.kernels import register_kernels
 
     importlib.import_module("sightline.engine.load")  # what an engine imports registers all ops
-    register_twins()
+    register_kernels()
     return {name: _shown(_used(name)) for name in sorted(OPS)}
 
 
 def _used(name: str) -> "Counter[str]":
-    """Which function would run the op's own examples here, and for how many of them: a twin by its name, or the definition."""
+    """What would run the op's own examples here, and for how many of them: a kernel by its name, or the definition."""
     import torch
 
     from sightline.ops.dispatch import OPS, ExampleMaker
-    from sightline.ops.twins import register_twins
+    from sightline.ops.kernels import register_kernels
 
     importlib.import_module("sightline.engine.load")
-    register_twins()
-    device, dtype = _place()
+    register_kernels()
+    device, dtype = _device_and_dtype()
     op = OPS[name]
     maker = ExampleMaker(device, dtype if dtype in op.tolerances else torch.float32)
-    return Counter(next((twin.name for twin in op.twins if twin.when(**example)), DEFINITION) for example in op.examples(maker))
+    chosen = (op.choose(**example) for example in op.examples(maker))
+    return Counter(DEFINITION if one is op.reference else one.name for one in chosen)
 
 
 def _shown(used: "Counter[str]") -> str:

@@ -40,27 +40,31 @@ def add_run_options(parser: argparse.ArgumentParser, without: Sequence[str] = ()
         type=str,
         default="{}",
         metavar="JSON",
-        help='more sampling parameters, e.g. {"repetition_penalty": 1.0}; null takes one away',
+        help='more fields of requests, e.g. {"repetition_penalty": 1.0, "chat_template_kwargs": {"enable_thinking": false}}; '
+        "null takes one away",
     )
     server = parser.add_argument_group("A server that answers, instead of a model in this process")
     server.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1")
     server.add_argument("--api-key", metavar="KEY", help="its key (default: OPENAI_API_KEY of the environment, if any)")
     server.add_argument("--served-model", metavar="NAME", help="the model to ask for (default: the only one that is served)")
+    server.add_argument("--stream", action="store_true", help="ask for streams, as chat programs do; the answers are the same")
     server.add_argument("--timeout", type=float, default=600.0, metavar="S", help="most seconds for an answer (default: 600)")
     add_config_flags(parser, without)
 
 
 @dataclass(frozen=True)
-class Done:
+class EvalRun:
     judged: "Sequence[Judged]"
     summary: dict[str, Any]
     code: int  # to exit with
 
 
-def run_and_report(arguments: argparse.Namespace, task: "Task", with_llm: "Callable[[LLM], None]" = lambda llm: None) -> Done:
+def run_and_report(
+    arguments: argparse.Namespace, task: "Task", with_llm: "Callable[[LLM], None]" = lambda llm: None
+) -> EvalRun:
     """Asks, prints the table, keeps what was asked to be kept. `with_llm` gets the model if it runs in this process."""
     from sightline.evals.answerer import AnswererGone
-    from sightline.evals.report import failed, group_scores, remarks, summary, table
+    from sightline.evals.report import failed, group_scores, remarks, summary, table, totals
     from sightline.evals.run import run_task, sampling_of
     from sightline.evals.sample_file import SampleWriter
 
@@ -74,7 +78,7 @@ def run_and_report(arguments: argparse.Namespace, task: "Task", with_llm: "Calla
     try:
         if arguments.samples_out is not None:
             writer = SampleWriter(arguments.samples_out, settings, answerer.about, about_run())
-        with _Progress(task.count) as told:
+        with _EvalProgress(task.count) as told:
             judged = run_task(task, answerer, sampling, arguments.concurrency, writer, told)
     except KeyboardInterrupt:
         if writer is not None:
@@ -89,20 +93,22 @@ def run_and_report(arguments: argparse.Namespace, task: "Task", with_llm: "Calla
         if writer is not None:
             writer.close()
         answerer.close()
-    about = {**about_run(), "seconds": round(time.monotonic() - begun, 3)}
+    seconds = round(time.monotonic() - begun, 3)
+    about = {**about_run(), "seconds": seconds}
     print(*table(group_scores(judged, task.group_order), task), sep="\n")
+    print(totals(judged, seconds, len(writer.finished) if writer is not None else 0))
     for line in (*task.notes, *remarks(judged)):
         print(f"Note: {line}" if not line.startswith(" ") else line)
     figures = summary(task, judged, settings, answerer.about, about)
     if arguments.json is not None:
         keep(arguments.json, figures)
-    return Done(judged, figures, 1 if failed(judged) else 0)
+    return EvalRun(judged, figures, 1 if failed(judged) else 0)
 
 
 def make_answerer(arguments: argparse.Namespace, with_llm: "Callable[[LLM], None]") -> "Answerer":
     if arguments.base_url is None:
-        for name in ("api_key", "served_model"):
-            if getattr(arguments, name) is not None:
+        for name in ("api_key", "served_model", "stream"):
+            if getattr(arguments, name):
                 raise ConfigError(f"--{name.replace('_', '-')} means nothing without --base-url.")
         from sightline.evals.in_process import InProcess
         from sightline.llm import LLM
@@ -111,7 +117,7 @@ def make_answerer(arguments: argparse.Namespace, with_llm: "Callable[[LLM], None
         llm = LLM(config.model.model, config)
         with_llm(llm)
         return InProcess(llm)
-    from sightline.evals.server import Server
+    from sightline.evals.server import ServerAnswerer
 
     for kind in (ModelConfig, MediaConfig, EngineConfig):
         for field in dataclasses.fields(kind):
@@ -119,7 +125,7 @@ def make_answerer(arguments: argparse.Namespace, with_llm: "Callable[[LLM], None
                 flag = field.name.replace("_", "-")
                 raise ConfigError(f"--{flag} is for a model in this process and means nothing with --base-url.")
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-    return Server(arguments.base_url, arguments.served_model, key, arguments.timeout)
+    return ServerAnswerer(arguments.base_url, arguments.served_model, key, arguments.timeout, stream=arguments.stream)
 
 
 def about_run() -> dict[str, object]:
@@ -129,8 +135,8 @@ def about_run() -> dict[str, object]:
 def _command(words: Sequence[str]) -> str:
     """The command line, so that figures can be made again, without the key."""
     shown = []
-    for place, word in enumerate(words):
-        if place and words[place - 1] == "--api-key":
+    for index, word in enumerate(words):
+        if index and words[index - 1] == "--api-key":
             word = "…"
         elif word.startswith("--api-key="):
             word = "--api-key=…"
@@ -148,7 +154,7 @@ def _extra(text: str) -> dict[str, Any]:
     return value
 
 
-class _Progress:
+class _EvalProgress:
     """A bar on a terminal, with the score so far; nothing elsewhere."""
 
     def __init__(self, total: int | None) -> None:

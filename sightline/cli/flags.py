@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
@@ -14,7 +14,12 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that answers a mistake with one sentence and suggests the flag that was probably meant."""
+    """argparse that answers a mistake with one sentence and suggests the flag that was probably meant.
+
+    `others` says what to use instead of flags that other programs have.
+    """
+
+    others: Mapping[str, str] = types.MappingProxyType({})
 
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrecognized") else []
@@ -22,7 +27,8 @@ class Parser(argparse.ArgumentParser):
         if flag is not None:
             known = [option for action in self._actions for option in action.option_strings]
             close = difflib.get_close_matches(flag, known, n=1)
-            message = f"there is no option {flag}" + (f"; did you mean {close[0]}?" if close else "")
+            hint = self.others.get(flag) or (f"did you mean {close[0]}?" if close else "")
+            message = f"there is no option {flag}" + (f"; {hint}" if hint else "")
         self.exit(2, f"{self.prog}: {message.rstrip('.?')}{'?' if message.endswith('?') else '.'}\n")
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -43,11 +49,18 @@ def add_flags(parser: argparse.ArgumentParser, kind: type, without: Sequence[str
         hidden = field.default in (None, "", ()) or not field.metadata["show_default"]
         shown = "" if hidden else f" (default: {field.default})"
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": field.metadata["doc"] + shown}
-        flag = "--" + field.name.replace("_", "-")
-        group.add_argument(flag, **options, **_kind_of(hints[field.name]))
+        group.add_argument(_flag(field.name), **options, **kind_of(hints[field.name]))
+        if field.metadata["old_name"] is not None:
+            group.add_argument(
+                _flag(field.metadata["old_name"]), **{**options, "help": argparse.SUPPRESS}, **kind_of(hints[field.name])
+            )
 
 
-def _kind_of(hint: Any) -> dict[str, Any]:
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def kind_of(hint: Any) -> dict[str, Any]:
     """argparse's keywords for a field's type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(option for option in typing.get_args(hint) if option is not type(None))
@@ -56,7 +69,7 @@ def _kind_of(hint: Any) -> dict[str, Any]:
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": typing.get_args(hint)}
     if typing.get_origin(hint) is tuple:
-        return {"nargs": "*", "type": typing.get_args(hint)[0], "metavar": "VALUE"}
+        return {"nargs": "*", "action": "extend", "type": typing.get_args(hint)[0], "metavar": "VALUE"}
     return {"type": hint, "metavar": {int: "N", float: "X"}.get(hint, "TEXT")}
 
 

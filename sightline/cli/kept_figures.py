@@ -8,7 +8,7 @@ from pathlib import Path
 _PRIVATE = ("--api-key", "--admin-api-key", "--header", "--base-url", "--host")  # flags whose values are kept nowhere
 
 
-def command() -> str:
+def command(program: str = "sightline") -> str:
     """The command line, so that figures can be made again; keys, hosts and folders of this machine are left out of it."""
     words = []
     private = False
@@ -19,7 +19,7 @@ def command() -> str:
             words.append(flag + "=..." if private and equals else _without_folders(word))
         else:
             words.append("..." if private else _without_folders(word))
-    return shlex.join(["sightline", *words])
+    return f"{program} {shlex.join(words)}"
 
 
 def _without_folders(word: str) -> str:

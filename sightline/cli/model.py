@@ -14,17 +14,29 @@ def add_command(commands: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, parser_class=type(parser))
     new = actions.add_parser("new", help="write a checkpoint folder with random weights")
     new.add_argument("folder", type=Path)
-    new.add_argument("--family", required=True, metavar="NAME", help="qwen3-vl, qwen2.5-vl or glm-4.1v")
+    new.add_argument("--family", required=True, metavar="NAME", help="such as qwen3-vl; an unknown one lists all")
     new.add_argument("--size", default="tiny", help="tiny, or a published size such as 2b, 8b, 9b (default: tiny)")
     new.add_argument("--no-weights", dest="weights", action="store_false", help="write the JSON files only")
     new.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     new.add_argument("--seed", type=int, default=0, metavar="N")
     new.add_argument("--shard-gb", type=float, default=4.0, metavar="X", help="largest weight file in GB (default: 4)")
+    layouts = ("fused", "fused_transposed", "per_expert")
+    new.add_argument("--expert-layout", choices=layouts, help="how experts are stored (default: as the family publishes them)")
+    _add_family_module(new)
     new.set_defaults(run=run_new, subparser=new)
     info = actions.add_parser("info", help="print a checkpoint's sizes and check that its config is understood")
     info.add_argument("model", help="folder or Hub id")
     info.add_argument("--revision", metavar="TEXT", help="branch, tag or commit of a Hub model")
+    info.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that hold it together, for what memory it takes"
+    )
+    _add_family_module(info)
     info.set_defaults(run=run_info, subparser=info)
+
+
+def _add_family_module(parser: argparse.ArgumentParser) -> None:
+    help = "module, file or folder with a family beyond those of the package; may be repeated"
+    parser.add_argument("--family-module", action="append", default=[], metavar="TEXT", help=help)
 
 
 def run_new(arguments: argparse.Namespace) -> None:
@@ -32,9 +44,11 @@ def run_new(arguments: argparse.Namespace) -> None:
 
     from sightline.errors import ConfigError
     from sightline.models.create import create_checkpoint
+    from sightline.models.registry import add_family_modules
 
     if arguments.shard_gb <= 0:
         raise ConfigError(f"--shard-gb is {arguments.shard_gb}, but must be above 0.")
+    add_family_modules(arguments.family_module)
     create_checkpoint(
         arguments.folder,
         arguments.family,
@@ -43,16 +57,19 @@ def run_new(arguments: argparse.Namespace) -> None:
         dtype=getattr(torch, arguments.dtype),
         seed=arguments.seed,
         shard_bytes=int(arguments.shard_gb * 1024**3),
+        expert_layout=arguments.expert_layout,
     )
     print(f"Wrote {arguments.family} {arguments.size} to {arguments.folder}.")
 
 
 def run_info(arguments: argparse.Namespace) -> None:
-    from sightline.config import MediaConfig
-    from sightline.models.families import read_model_spec, read_processor_spec
+    from sightline.config import EngineConfig, MediaConfig
     from sightline.models.load import empty_model
     from sightline.models.locate import locate_model
+    from sightline.models.memory_outlook import describe, outlook
+    from sightline.models.registry import add_family_modules, read_model_spec, read_processor_spec
 
+    add_family_modules(arguments.family_module)
     folder = locate_model(arguments.model, arguments.revision, weights=False)
     spec = read_model_spec(folder)
     model = empty_model(spec)
@@ -60,15 +77,37 @@ def run_info(arguments: argparse.Namespace) -> None:
     counts = [sum(p.numel() for p in part.parameters()) for part in (model.vision, model.text)]
     print(f"family      {spec.family}, {spec.dtype}")
     print(f"parameters  {sum(counts):,} (vision {counts[0]:,}, text {counts[1]:,})")
-    vision, text = spec.vision, spec.text
-    print(f"vision      {vision.depth} blocks of {vision.hidden_size}, {vision.num_heads} heads of {vision.head_dim}")
+    text = spec.text
+    print(f"vision      {spec.vision.summary}")
     print(
         f"text        {text.num_layers} layers of {text.hidden_size}, "
-        f"{text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}"
+        f"{text.attention.num_heads}/{text.attention.num_kv_heads} heads of {text.attention.head_dim}"
     )
+    if text.experts is not None:
+        print(f"experts     {_describe_experts(spec, model)}")
     print(f"fp8         {_describe_fp8(spec, model)}")
     print(f"context     {text.max_position:,} tokens")
+    config = EngineConfig(tensor_parallel_size=arguments.tensor_parallel_size)  # which checks it
+    first, second = describe(outlook(spec, config.tensor_parallel_size))
+    print(f"memory      {first}\n            {second}")
     print(f"images      {image.min_pixels:,} to {image.max_pixels:,} pixels, sides in steps of {image.factor}")
+
+
+def _describe_experts(spec: "ModelSpec", model: "VisionLanguageModel") -> str:
+    """How many, how wide, and what of the decoder a token passes through."""
+    from sightline.models.experts import active_parameters
+    from sightline.models.registry import family_named
+
+    experts = spec.text.experts
+    assert experts is not None
+    sparse = sum(layer.mlp == experts for layer in spec.text.layers)
+    shared = "" if experts.shared_expert == "none" else " and a shared one"
+    layouts = [spec.expert_layout or "", *family_named(spec.family).expert_layouts]
+    layout = next(filter(None, layouts), "as its family says")
+    return (
+        f"{experts.chosen} of {experts.count}{shared}, {experts.intermediate_size} wide, in {sparse} of {spec.text.num_layers} "
+        f"layers; {active_parameters(model.text):,} parameters for each token; stored {layout}"
+    )
 
 
 def _describe_fp8(spec: "ModelSpec", model: "VisionLanguageModel") -> str:

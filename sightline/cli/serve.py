@@ -3,11 +3,12 @@
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sightline.cli.flags import Parser, add_config_flags, add_flags, config_from_flags, from_flags
+from sightline.cli.sglang_flags import OTHERS, add_sglang_flags
 from sightline.config import Config, MediaConfig, ServerConfig
 from sightline.errors import ConfigError
 
@@ -20,12 +21,11 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=run, subparser=parser)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tensor-parallel-size", type=int, metavar="N", default=argparse.SUPPRESS, help="GPUs per model; only 1 so far"
-    )
+def _add_options(parser: Parser) -> None:
+    parser.others = OTHERS
     add_flags(parser, ServerConfig)
     add_config_flags(parser)
+    add_sglang_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,9 +43,6 @@ def serve_config(arguments: argparse.Namespace) -> Config:
         if "model" in vars(arguments):
             raise ConfigError(f"The model is named twice: {arguments.served!r} and --model {arguments.model!r}.")
         given.model = arguments.served
-    size = vars(given).get("tensor_parallel_size", 1)
-    if size != 1:
-        raise ConfigError(f"tensor_parallel_size is {size}, but only 1 is supported so far.")
     config = config_from_flags(given)
     media = {field.name: getattr(config.media, field.name) for field in dataclasses.fields(MediaConfig)}
     if "allowed_local_media_path" not in vars(given):
@@ -69,26 +66,41 @@ def _read_file(path: Path) -> argparse.Namespace:
         raise ConfigError(f"The config file {path} must hold names and values, not a {type(content).__name__}.")
     parser = Parser(prog=f"sightline serve --config {path}", add_help=False)
     _add_options(parser)
-    known = {action.dest: action for action in parser._actions}
+    flags_known = {flag: action for action in parser._actions for flag in action.option_strings}
+    known = {_setting(flag): action for flag, action in flags_known.items() if not flag.startswith("--no-")}
     flags: list[str] = []
     for name, value in content.items():
-        dest = str(name).replace("-", "_")
-        if dest not in known:
-            close = difflib.get_close_matches(dest, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
-            raise ConfigError(f"The config file {path} has an option {str(name)!r} that does not exist{hint}")
-        flags += _flags(dest, value, isinstance(known[dest], argparse.BooleanOptionalAction), path)
+        setting = _setting(str(name))
+        if setting not in known:
+            raise ConfigError(f"The config file {path} has an option {str(name)!r} that does not exist{_hint(setting, known)}")
+        flags += _flags(setting, value, known[setting], path)
     return parser.parse(flags)
 
 
-def _flags(name: str, value: Any, is_switch: bool, path: Path) -> Sequence[str]:
-    flag = "--" + name.replace("_", "-")
+def _setting(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _flag(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
+
+
+def _hint(setting: str, known: Iterable[str]) -> str:
+    if _flag(setting) in OTHERS:
+        return f"; {OTHERS[_flag(setting)]}."
+    close = difflib.get_close_matches(setting, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def _flags(name: str, value: Any, action: argparse.Action, path: Path) -> Sequence[str]:
+    flag = _flag(name)
     if value is None:
         return []
-    if is_switch:
+    if action.nargs == 0:  # a switch
         if not isinstance(value, bool):
             raise ConfigError(f"The config file {path} has {name} = {value!r}, but it must be true or false.")
-        return [flag if value else "--no-" + name.replace("_", "-")]
+        off = _flag(f"no_{name}")
+        return [flag] if value else [off] if off in action.option_strings else []
     if isinstance(value, list):
         return [flag, *(str(item) for item in value)]
     if isinstance(value, dict):

@@ -1,65 +1,68 @@
-"""From a checkpoint's files to an engine: the device, the numbers it runs in, weights, memory."""
+"""From a checkpoint's files to an engine: a worker, here or in a process of its own, and the host's side of it."""
 
-from collections.abc import Callable
-
-import torch
-
-from sightline.config import Config
-from sightline.engine.engine import Engine
+from sightline.config import Config, EngineConfig, MediaConfig
+from sightline.encoder.decoding.decoder import MediaDecoder
+from sightline.engine.engine import Drafter, Engine
+from sightline.engine.executor import Executor, LocalExecutor
+from sightline.engine.process_executor import ProcessExecutor
 from sightline.engine.warm_up import warm_up
-from sightline.errors import ConfigError
 from sightline.models.files import ModelFiles
-from sightline.models.load import dummy_model, load_model
-from sightline.models.quantise import Quantiser
+from sightline.models.model import VisionLanguageModel
+from sightline.processors import choose_decode_threads
+from sightline.prompt.tokenizer import Tokenizer
+from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
+from sightline.worker.build import build_worker
+from sightline.worker.load import ProgressCallback, facts_of, load_worker
 
-Progress = Callable[[int, int], None]  # parameters loaded, of how many
+_MEGABYTE = 1024**2
 
 
-def load_engine(config: Config, files: ModelFiles, progress: Progress | None = None, clock: StageClock | None = None) -> Engine:
+def load_engine(
+    config: Config, files: ModelFiles, progress: ProgressCallback | None = None, clock: StageClock | None = None
+) -> Engine:
     """`clock` is told how long each part of it took."""
-    chosen, clock = config.model, clock or StageClock()
-    device = choose_device(chosen.device)
-    dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
-    quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
-    with clock.stage("weights"):
-        if chosen.load_format == "dummy":
-            model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, quantiser)
-        else:
-            model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, quantiser)
-    with clock.stage("memory"):
-        engine = Engine(
-            model,
-            files.processor,
-            files.tokenizer,
-            config.engine,
-            files.max_model_len,
-            chosen.seed,
-            config.media.max_image_pixels,
-        )
-    if config.engine.warm_up or (config.engine.warm_up is None and device.type == "cuda"):
+    clock = clock or StageClock()
+    if config.engine.worker_process or config.engine.tensor_parallel_size > 1:
+        executor: Executor = ProcessExecutor(config, progress, clock)
+    else:
+        executor = LocalExecutor(*load_worker(config, files, progress, clock))
+    engine = make_engine(
+        executor,
+        files.tokenizer,
+        config.engine,
+        files.max_model_len,
+        config.model.seed,
+        page_limit_s=config.media.max_pdf_seconds,
+    )
+    wanted = config.engine.warm_up
+    if wanted or (wanted is None and executor.facts.device.startswith("cuda")):
         warm_up(engine, files, clock)
     return engine
 
 
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device is {name!r}, but must be 'auto', 'cpu', 'cuda' or 'cuda:N'.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}, but only 'cpu' and 'cuda' are supported.")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices.")
-    return device
+def make_engine(
+    executor: Executor,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    max_model_len: int,
+    seed: int = 0,
+    drafter: Drafter | None = None,
+    page_limit_s: float = MediaConfig.max_pdf_seconds,
+) -> Engine:
+    """The host's side over a worker that is loaded. `page_limit_s` is how long rendering a page of a PDF may take."""
+    memory_bytes = config.decode_memory_mb * _MEGABYTE
+    decoder = MediaDecoder(choose_decode_threads(config.decode_threads), memory_bytes, page_limit_s)
+    return Engine(executor, decoder, tokenizer, config, max_model_len, seed, drafter)
 
 
-def choose_dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = checkpoint if device.type == "cuda" else "float32"
-    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}.get(name)
-    if dtype is None:
-        raise ConfigError(f"dtype is {name!r}, but must be auto, bfloat16, float16 or float32.")
-    return dtype
+def local_executor(
+    model: VisionLanguageModel,
+    processor: ProcessorSpec,
+    config: EngineConfig,
+    max_model_len: int,
+    max_image_pixels: int = MediaConfig.max_image_pixels,
+) -> LocalExecutor:
+    """A worker in this process over a model that is loaded."""
+    worker, memory = build_worker(model, processor, config, max_model_len, max_image_pixels)
+    return LocalExecutor(worker, facts_of(worker, memory))

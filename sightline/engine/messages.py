@@ -1,24 +1,28 @@
 """What the API process and an engine process say to each other: msgpack headers, then raw buffers as frames. No pickle.
 
 ```
-to the engine     Start │ Add, token ids, positions, bytes of items │ Abort │ Flush │ Ping │ Stop
-from the engine   Progress │ Ready │ Refused │ News │ Stats │ Done
+to the engine     Start │ Add with a Submission, its arrays and the bytes of its media as frames │ Abort │ Flush │ Ping │ Stop
+from the engine   LoadProgress │ Ready │ EngineRefused │ News │ Stats │ Done
+                  Heartbeat, on a socket of its own
 ```
 
-Arrays and media bytes travel as frames of their own, so that nobody copies them into a message; bytes that the engine still has
-(engine/kept_files.py) do not travel. No torch here.
+Arrays and media bytes travel as frames of their own (wire.py), so that nobody copies them into a message; bytes that the engine
+still has (engine/file_cache.py) do not travel. No torch here.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.config import Config
-from sightline.engine.kept_files import FileBooks, KeptFiles
-from sightline.run.sampling_params import ResolvedSampling
-from sightline.types import ImageHeader, MediaItem, MediaRef, MediaSpan, Request, TokenLogprob, VideoHeader
+from sightline.engine.file_cache import FileCache, FileCacheIndex
+from sightline.submission import Submission
+from sightline.types import Completion, TokenLogprob
+from sightline.wire import FrameDecoder, to_frames
 
 Frames: TypeAlias = list[Any]  # bytes or anything with a buffer; the first is the header
 
@@ -32,36 +36,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: Config
 
 
-class ItemHead(msgspec.Struct, frozen=True):
-    """A MediaItem without its bytes."""
-
-    sent: bool  # its bytes are a frame; else the engine has them
-    kind: Literal["image", "video"]
-    digest: bytes
-    image: ImageHeader | None
-    video: VideoHeader | None
-    source: str
-    key: bytes
-    grid: tuple[int, int, int]
-    resized: tuple[int, int]
-    frame_indices: tuple[int, ...]
-    frame_times: tuple[float, ...]
-    rows: int
-
-
 class Add(msgspec.Struct, frozen=True, tag="add"):
-    """A request. Frames: token ids (int32), positions (int32, 3 × tokens), then the bytes of items that are sent."""
+    """A request. The submission is as the engine gets it, but for the bytes of media, which are arrays of their own."""
 
     number: int  # the API process's name for it
-    sampling: ResolvedSampling
-    end_tokens: tuple[int, ...]
-    stop: tuple[str, ...]
-    priority: int
-    cache_salt: str
-    seconds: dict[str, float]  # what the stages so far took
-    position_delta: int
-    items: tuple[ItemHead, ...]
-    spans: tuple[MediaSpan, ...]
+    submission: Submission
+    # Bytes of each item, none of one that is named by its digest; None: kept, or a page before it has the same
+    media: tuple[NDArray[np.uint8] | None, ...]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -90,12 +71,12 @@ ToEngine: TypeAlias = Start | Add | Abort | Flush | Ping | Stop
 # ---- From the engine
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
     done: int
     total: int
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryReport(msgspec.Struct, frozen=True):
     """Where the memory goes, in bytes."""
 
     weights: int
@@ -104,8 +85,10 @@ class Memory(msgspec.Struct, frozen=True):
     embeddings: int
     embedding_rows: int
     host_embeddings: int
-    # On a GPU what the plan sets aside (engine/memory.py); 0 on a CPU.
-    language: int = 0  # a step of the language model at its limits, sampling included
+    states: int = 0  # of running sequences and of snapshots, in models with layers that keep one
+    state_snapshots: int = 0  # that fit
+    # On a GPU what the plan sets aside (worker/memory.py); 0 on a CPU.
+    language: int = 0  # a step of the language model at its limits, sampling and workspaces included
     vision: int = 0  # the tower and the pixels on their way to it
     graphs: int = 0
     margin: int = 0
@@ -115,7 +98,7 @@ class Memory(msgspec.Struct, frozen=True):
     @property
     def unplanned(self) -> int:
         """What gpu_memory_utilization leaves alone, on a GPU."""
-        planned = (self.weights, self.kv_cache, self.embeddings, self.language, self.vision)
+        planned = (self.weights, self.kv_cache, self.embeddings, self.states, self.language, self.vision)
         return max(0, self.total - sum(planned) - self.graphs - self.margin - self.others)
 
 
@@ -123,35 +106,40 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device: str
     dtype: str
     max_model_len: int
-    memory: Memory
+    memory: MemoryReport
     load_stages: dict[str, float]  # seconds of each part of the start, since the process began
     quantization: str = ""  # what is in 8-bit floats, in words
-    jpeg_decoder: str = ""  # the library that decodes JPEGs on the GPU; empty: Pillow does, on the CPU
+    gpu_decoder: str = ""  # the library that decodes images on the GPU; empty: Pillow does, on the CPU
+    gpu_kinds: tuple[str, ...] = ()  # of files that it decodes
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class EngineRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The model cannot be loaded, by the user's fault: a second attempt would end the same."""
 
     message: str
 
 
-class Failure(msgspec.Struct, frozen=True):
+class EngineFailure(msgspec.Struct, frozen=True):
     """Why a request ends without an answer."""
 
-    kind: Literal["invalid", "missing_media", "internal"]
+    kind: Literal["invalid", "missing_media", "out_of_memory", "internal"]
     message: str
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """What is known at the end of an answer, besides its text and tokens, which were told before."""
+    """The fields of a Completion but its text and tokens, which were told before."""
 
-    reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length"]
     prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    media_items: int
-    encoded_items: int
     timings: dict[str, float]  # seconds per stage
+    cached_tokens: int = 0
+    media_items: int = 0
+    encoded_items: int = 0
+    matched_stop: int | str | None = None
+
+    @classmethod
+    def of(cls, completion: Completion) -> "Finish":
+        return msgspec.convert(completion, cls, from_attributes=True)
 
 
 class UpdateHead(msgspec.Struct, frozen=True, array_like=True):
@@ -163,7 +151,7 @@ class UpdateHead(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
-    failure: Failure | None = None
+    failure: EngineFailure | None = None
 
     @property
     def last(self) -> bool:
@@ -186,6 +174,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     pages_cached: int  # by prefixes that nobody uses now
     prefix_pages: int  # by all prefixes that can be found
     prefix_evictions: int
+    state_evictions: int  # snapshots that made room for others
+    states_taken: int  # snapshots
+    state_tokens_lost: int  # whose pages were cached, and which were computed again for want of a snapshot
     prefix_tokens_asked: int
     prefix_tokens_found: int
     embedding_hits: int
@@ -204,7 +195,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     preemptions: int
     steps: int
     tokens: int
-    graphs: int  # recorded CUDA graphs
+    graphs: int  # captured CUDA graphs
     step_seconds: float  # that the device worked on steps
     tower_seconds: float  # that it worked on images in steps, not beside them
     gpu_bytes: int  # that torch has taken from the GPU, used or kept for later
@@ -216,106 +207,87 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     number: int
 
 
-FromEngine: TypeAlias = Progress | Ready | Refused | News | Stats | Done
+IDLE = "idle"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The process lives (engine/liveness.py)."""
+
+    what: str  # the step or the stage of the start that it is working on, or IDLE
+    seconds: float  # since that began or last advanced
+
+    @property
+    def idle(self) -> bool:
+        return self.what == IDLE
+
+
+FromEngine: TypeAlias = LoadProgress | Ready | EngineRefused | News | Stats | Done
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_to_engine: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_heartbeat: msgspec.msgpack.Decoder[Heartbeat] = msgspec.msgpack.Decoder(Heartbeat)
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
+def encode(message: ToEngine | FromEngine | Heartbeat) -> bytes:
+    """A message that has no arrays."""
     return _encoder.encode(message)
 
 
-def decode_command(frame: Any) -> ToEngine:
-    return _to_engine.decode(frame)
+def decode_command(*frames: Any) -> ToEngine:
+    return _to_engine.decode(frames)
 
 
 def decode_report(frame: Any) -> FromEngine:
     return _from_engine.decode(frame)
 
 
-def add_frames(
-    books: FileBooks,
-    number: int,
-    request: Request,
-    sampling: ResolvedSampling,
-    end_tokens: Sequence[int],
-    stop: tuple[str, ...] = (),
-    priority: int = 0,
-    cache_salt: str = "",
-    seconds: dict[str, float] | None = None,
-) -> Frames:
-    """`books` are told of the request's files, so these frames must be sent: what they leave out, the engine has."""
-    sent = [not books.use(item.ref.digest, len(item.ref.data))[0] if item.ref.data else True for item in request.items]
-    head = Add(
-        number=number,
-        sampling=sampling,
-        end_tokens=tuple(end_tokens),
-        stop=stop,
-        priority=priority,
-        cache_salt=cache_salt,
-        seconds=seconds or {},
-        position_delta=request.position_delta,
-        items=tuple(_item_head(item, travels) for item, travels in zip(request.items, sent, strict=True)),
-        spans=request.spans,
-    )
+def decode_heartbeat(message: bytes) -> Heartbeat:
+    return _heartbeat.decode(message)
+
+
+def add_frames(file_index: FileCacheIndex, number: int, submission: Submission) -> Frames:
+    """`file_index` is told of the request's files, so these frames must be sent: what they leave out, the engine has."""
+    files, sent = [item.ref for item in submission.request.items], set[bytes]()
+    media: list[NDArray[np.uint8] | None] = []
+    for file, name in zip(files, _names(submission), strict=True):
+        known = bool(file.data) and (name in sent or file_index.use(name, len(file.data))[0])
+        if file.data and file.file_digest:
+            sent.add(name)
+        media.append(None if known else np.frombuffer(file.data, np.uint8))
     try:
-        header = encode(head)
+        return to_frames(Add(number, _with_media(submission, [b""] * len(files)), tuple(media)))
     except Exception:
-        books.clear()  # the engine will not hear of these files; it may well have more than the books say
+        file_index.clear()  # the engine will not hear of these files; it may well have more than the index says
         raise
-    arrays = [np.ascontiguousarray(request.token_ids), np.ascontiguousarray(request.positions)]
-    return [header, *arrays, *(item.ref.data for item, travels in zip(request.items, sent, strict=True) if travels)]
 
 
-def request_of(head: Add, buffers: Sequence[Any], files: KeptFiles) -> Request:
-    """The request that `add_frames` was given, from its header and the frames behind it. `files` are told of it, too."""
-    ids, positions, *media = buffers
-    token_ids = np.frombuffer(ids, np.int32).copy()  # writable, and free of the message
-    sent = sum(item.sent for item in head.items)
-    if len(media) != sent:
-        raise ValueError(f"{len(media)} frames of media for {sent} items")
-    frames = iter(media)
-    return Request(
-        token_ids=token_ids,
-        positions=np.frombuffer(positions, np.int32).reshape(3, -1).copy(),
-        position_delta=head.position_delta,
-        items=tuple(
-            _item(item, files.take(item.digest, bytes(next(frames))) if item.sent else files.recall(item.digest))
-            for item in head.items
-        ),
-        spans=head.spans,
-    )
+def submission_of(add: Add, kept: FileCache) -> Submission:
+    """What `add_frames` was given. `kept` is told of the request's files, too."""
+    request = add.submission.request
+    if len(add.media) != len(request.items):
+        raise ValueError(f"bytes of {len(add.media)} items for a request that has {len(request.items)}")
+    files: list[bytes] = []
+    sent: dict[bytes, bytes] = {}  # files that several items have: the first has brought them
+    for item, name, data in zip(request.items, _names(add.submission), add.media, strict=True):
+        if data is None:
+            file = sent[name] if name in sent else kept.recall(name)
+        else:
+            file = kept.take(name, data.tobytes())
+        if item.ref.file_digest and (data is None or data.size):
+            sent[name] = file
+        files.append(file)
+    # The copies can be written, of which torch makes a point, and hold no message in memory.
+    own = replace(request, token_ids=request.token_ids.copy(), positions=request.positions.copy())
+    return _with_media(replace(add.submission, request=own), files)
 
 
-def _item_head(item: MediaItem, sent: bool) -> ItemHead:
-    header = item.ref.header
-    return ItemHead(
-        sent=sent,
-        kind=item.ref.kind,
-        digest=item.ref.digest,
-        image=header if isinstance(header, ImageHeader) else None,
-        video=header if isinstance(header, VideoHeader) else None,
-        source=item.ref.source,
-        key=item.key,
-        grid=item.grid,
-        resized=item.resized,
-        frame_indices=item.frame_indices,
-        frame_times=item.frame_times,
-        rows=item.rows,
-    )
+def _names(submission: Submission) -> list[bytes]:
+    """What the request's files are kept by: each tenant sends its own. Pages of a PDF are of one file."""
+    return [(item.ref.file_digest or item.ref.digest) + submission.cache_salt.encode() for item in submission.request.items]
 
 
-def _item(head: ItemHead, data: bytes) -> MediaItem:
-    header = head.image or head.video
-    assert header is not None
-    return MediaItem(
-        ref=MediaRef(head.kind, data, head.digest, header, head.source),
-        key=head.key,
-        grid=head.grid,
-        resized=head.resized,
-        frame_indices=head.frame_indices,
-        frame_times=head.frame_times,
-        rows=head.rows,
-    )
+def _with_media(submission: Submission, files: Sequence[bytes]) -> Submission:
+    request = submission.request
+    items = tuple(replace(item, ref=replace(item.ref, data=data)) for item, data in zip(request.items, files, strict=True))
+    return replace(submission, request=replace(request, items=items))

@@ -1,64 +1,60 @@
-"""An engine in a process of its own, for `sightline serve`: `python -m sightline.engine.process ADDRESS`.
+"""An engine in a process of its own, for `sightline serve`; engine/main.py starts it.
 
 The loop is that of engine/thread.py: all commands that have come, then a step, whose news go out as one message. The process
-ends when it is told to, when the process that started it is gone, or when the engine breaks, which is a crash that the API
-process sees by the exit code.
+ends when it is told to, when the process that started it is gone (engine/link.py), or when the engine breaks, which is a crash
+that the API process sees by the exit code.
 """
 
-import contextlib
+import logging
 import os
-import shutil
-import signal
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zmq
 
-from sightline.engine.activation_peak import NO_PEAKS
 from sightline.engine.engine import Engine, Update
-from sightline.engine.kept_files import KeptFiles
+from sightline.engine.file_cache import FileCache
+from sightline.engine.link import Link
+from sightline.engine.liveness import Liveness, LoadClock
 from sightline.engine.load import load_engine
 from sightline.engine.messages import (
     Abort,
     Add,
     Done,
-    Failure,
+    EngineFailure,
+    EngineRefused,
     Finish,
     Flush,
     FromEngine,
-    Memory,
+    LoadProgress,
+    MemoryReport,
     News,
     Ping,
-    Progress,
     Ready,
-    Refused,
     Start,
     Stats,
     Stop,
     UpdateHead,
     decode_command,
     encode,
-    request_of,
+    submission_of,
 )
-from sightline.errors import MissingMediaError, OutOfMemoryError, UserError
-from sightline.host_memory import keep_freed_memory, keep_from_the_collector
+from sightline.errors import HostMemoryError, MissingMediaError, OutOfMemoryError, UserError, WorkerError
+from sightline.host_memory import is_lack_of_memory, keep_from_the_collector
 from sightline.models.files import read_model_files
-from sightline.models.fp8_summary import summarise
-from sightline.timing import StageClock
 from sightline.types import Completion
+from sightline.worker.activation_peak import NO_PEAKS
 
-CHECK_EVERY_S = 60.0  # an idle engine looks at its books this often
+CHECK_EVERY_S = 60.0  # an idle engine checks its integrity this often
 STATS_EVERY_S = 0.5
-_POLL_MS = 500  # how soon an idle process sees that its parent is gone
+_POLL_MS = 500
 
 
 class EngineServer:
     """Carries out commands between steps. `send` takes a report to the API process."""
 
-    def __init__(self, engine: Engine, send: Callable[[FromEngine], None], files: KeptFiles) -> None:
+    def __init__(self, engine: Engine, send: Callable[[FromEngine], None], files: FileCache) -> None:
         self._engine, self._send, self._files = engine, send, files
         self._numbers: dict[int, int] = {}  # engine's request id → API's number
         self._ids: dict[int, int] = {}  # API's number → engine's request id
@@ -72,9 +68,9 @@ class EngineServer:
 
     def command(self, frames: list[zmq.Frame]) -> bool:
         """Carries out one command. False: it was the order to stop."""
-        message = decode_command(frames[0].buffer)
+        message = decode_command(*(frame.buffer for frame in frames))
         if isinstance(message, Add):
-            self._add(message, [frame.buffer for frame in frames[1:]])
+            self._add(message)
         elif isinstance(message, Abort):
             request_id = self._ids.get(message.number)
             if request_id is not None:
@@ -83,32 +79,22 @@ class EngineServer:
         elif isinstance(message, Flush):
             self._engine.flush()
             self._files.clear()
-            self._engine.runner.give_memory_back()
+            self._engine.executor.give_memory_back()
             self._send(Done(message.number))
         elif isinstance(message, Ping):
             self._send(self.stats())
             self._send(Done(message.number))
         return not isinstance(message, Stop)
 
-    def _add(self, head: Add, buffers: list[memoryview]) -> None:
-        clock = StageClock()
-        clock.seconds.update(head.seconds)
+    def _add(self, message: Add) -> None:
         try:
-            request_id = self._engine.add(
-                request_of(head, buffers, self._files),
-                head.sampling,
-                end_tokens=frozenset(head.end_tokens),
-                stop=head.stop,
-                priority=head.priority,
-                cache_salt=head.cache_salt,
-                clock=clock,
-            )
+            request_id = self._engine.add(submission_of(message, self._files))
         except UserError as error:
-            self._send(News((UpdateHead(head.number, 0, failure=failure_of(error)),)))
+            self._send(News((UpdateHead(message.number, 0, failure=failure_of(error)),)))
             return
-        self._ids[head.number] = request_id
-        self._numbers[request_id] = head.number
-        self._answers_left[head.number] = head.sampling.n
+        self._ids[message.number] = request_id
+        self._numbers[request_id] = message.number
+        self._answers_left[message.number] = message.submission.sampling.n
 
     def step(self) -> None:
         updates = self._engine.step()
@@ -137,22 +123,14 @@ class EngineServer:
     def _finish(self, completion: Completion) -> Finish:
         self._prefix_asked += completion.prompt_tokens
         self._prefix_found += completion.cached_tokens
-        return Finish(
-            reason=completion.finish_reason,
-            prompt_tokens=completion.prompt_tokens,
-            completion_tokens=len(completion.token_ids),
-            cached_tokens=completion.cached_tokens,
-            media_items=completion.media_items,
-            encoded_items=completion.encoded_items,
-            timings=dict(completion.timings),
-        )
+        return Finish.of(completion)
 
     def _forget(self, number: int) -> None:
         del self._numbers[self._ids.pop(number)]
         del self._answers_left[number]
 
     def idle(self) -> None:
-        """Called when there is nothing to do: a moment to see whether the books are right."""
+        """Called when there is nothing to do: a moment to check the integrity of its state."""
         self._tell_stats()
         now = time.monotonic()
         if now - self._checked >= CHECK_EVERY_S:
@@ -166,7 +144,7 @@ class EngineServer:
             self._send(self.stats())
 
     def stats(self) -> Stats:
-        schedule, counts = self._engine.schedule, self._engine.runner.counts
+        schedule, counts = self._engine.schedule, self._engine.counts
         pages, rows = schedule.pages, schedule.embeddings
         block_bytes = rows.block_rows * rows.row_bytes
         return Stats(
@@ -177,6 +155,9 @@ class EngineServer:
             pages_cached=pages.available_pages - pages.free_pages,
             prefix_pages=pages.tree_pages,
             prefix_evictions=pages.evictions,
+            state_evictions=pages.state_evictions,
+            states_taken=schedule.states.taken if schedule.states is not None else 0,
+            state_tokens_lost=schedule.states.tokens_lost if schedule.states is not None else 0,
             prefix_tokens_asked=self._prefix_asked,
             prefix_tokens_found=self._prefix_found,
             embedding_hits=rows.hits,
@@ -195,39 +176,46 @@ class EngineServer:
             preemptions=schedule.preemptions,
             steps=counts.steps,
             tokens=counts.tokens,
-            graphs=self._engine.runner.recorded_graphs,
+            graphs=self._engine.executor.captured_graphs,
             step_seconds=self._engine.busy.seconds.get("steps", 0.0),
             tower_seconds=self._engine.busy.seconds.get("tower", 0.0),
-            gpu_bytes=self._engine.runner.gpu_bytes,
+            gpu_bytes=self._engine.executor.gpu_bytes,
         )
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> EngineFailure:
     if isinstance(error, MissingMediaError):
-        return Failure("missing_media", str(error))
+        return EngineFailure("missing_media", str(error))
+    if isinstance(error, HostMemoryError):
+        return EngineFailure("out_of_memory", str(error))
+    if is_lack_of_memory(error):
+        return EngineFailure("out_of_memory", "The engine has not enough memory free for this request.")
     if isinstance(error, UserError):
-        return Failure("invalid", str(error))
+        return EngineFailure("invalid", str(error))
     if isinstance(error, OutOfMemoryError):
-        return Failure("internal", str(error))
-    return Failure("internal", f"The engine failed on this request with {type(error).__name__}: {error}")
+        return EngineFailure("internal", str(error))
+    if isinstance(error, WorkerError):  # it names the error that it stands for
+        return EngineFailure("internal", f"The engine failed on this request with {error}")
+    return EngineFailure("internal", f"The engine failed on this request with {type(error).__name__}: {error}")
 
 
 def ready_report(engine: Engine, load_stages: dict[str, float]) -> Ready:
-    weight, plan = engine.model.text.embed_tokens.weight, engine.memory
-    held = [*engine.model.parameters(), *engine.model.buffers()]
-    peaks = plan.peaks or NO_PEAKS
+    facts = engine.executor.facts
+    plan, peaks = facts.memory, facts.memory.peaks or NO_PEAKS
     return Ready(
-        device=str(weight.device),
-        dtype=str(weight.dtype).removeprefix("torch."),
+        device=facts.device,
+        dtype=facts.dtype,
         max_model_len=engine.max_model_len,
-        memory=Memory(
-            weights=sum(tensor.numel() * tensor.element_size() for tensor in held),
+        memory=MemoryReport(
+            weights=facts.weights_bytes,
             kv_cache=plan.kv_bytes,
             kv_tokens=(plan.pages - 1) * engine.config.page_size,
             embeddings=plan.arena_bytes,
             embedding_rows=engine.schedule.embeddings.capacity_rows,
             host_embeddings=plan.host_bytes,
-            language=peaks.language + peaks.sampling,
+            states=plan.states_bytes,
+            state_snapshots=max(0, plan.state_slots - engine.config.max_num_seqs - 1),
+            language=peaks.language + peaks.sampling + peaks.workspaces,
             vision=peaks.tower + peaks.pixels,
             graphs=peaks.graphs,
             margin=plan.margin,
@@ -235,20 +223,22 @@ def ready_report(engine: Engine, load_stages: dict[str, float]) -> Ready:
             total=plan.total,
         ),
         load_stages=load_stages,
-        quantization=str(summarise(engine.model)),
-        jpeg_decoder=engine.runner.gpu_decoder.name if engine.runner.gpu_decoder is not None else "",
+        quantization=facts.quantization,
+        gpu_decoder=facts.gpu_decoder,
+        gpu_kinds=facts.gpu_kinds,
     )
 
 
-def load(start: Start, send: Callable[[FromEngine], None]) -> Engine:
-    told, clock = 0.0, StageClock()
+def load(start: Start, send: Callable[[FromEngine], None], liveness: Liveness) -> Engine:
+    told, clock = 0.0, LoadClock(liveness)
     clock.add("imports", _process_age())
 
     def progress(done: int, total: int) -> None:
         nonlocal told
+        liveness.touch()
         if done == total or time.perf_counter() - told > 0.05:
             told = time.perf_counter()
-            send(Progress(done, total))
+            send(LoadProgress(done, total))
 
     with clock.stage("files"):
         files = read_model_files(start.config.model, start.config.media)
@@ -267,61 +257,41 @@ def _process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def serve(socket: "zmq.SyncSocket", parent: int) -> int:
+def _log_from(level: int) -> None:
+    """Our own messages from this level on; what libraries say below a warning stays unsaid unless it is asked for."""
+    others = level if level <= logging.DEBUG else max(level, logging.WARNING)
+    logging.basicConfig(level=others, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("sightline").setLevel(level)
+
+
+def serve(link: Link) -> int:
     """The life of an engine process; its exit code."""
+    socket, liveness = link.commands, link.liveness
 
     def send(report: FromEngine) -> None:
         socket.send(encode(report))
 
-    first = decode_command(socket.recv())
-    assert isinstance(first, Start)
+    start = link.receive_start()
+    _log_from(start.config.server.log_level_number)
     try:
-        engine = load(first, send)
+        engine = load(start, send, liveness)
     except UserError as error:
-        send(Refused(str(error)))
+        send(EngineRefused(str(error)))
         return 1
-    server = EngineServer(engine, send, KeptFiles(first.config.server.kept_media_bytes))
+    server = EngineServer(engine, send, FileCache(start.config.server.kept_media_bytes))
     try:
-        while os.getppid() == parent:
+        while True:
+            liveness.idle()
             if not server.has_work and not socket.poll(_POLL_MS):
+                liveness.begin("integrity check")
                 server.idle()
                 continue
             while socket.poll(0):  # all commands before the next step
+                liveness.begin("command")
                 if not server.command(socket.recv_multipart(copy=False)):
                     return 0
             if server.has_work:
+                liveness.begin("step")
                 server.step()
-        _clean_up(str(socket.getsockopt_string(zmq.LAST_ENDPOINT)))
-        return 1
     finally:
         engine.close()
-
-
-def _clean_up(address: str) -> None:
-    """The process that made the socket's folder is gone without having removed it."""
-    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
-
-
-def main() -> int:
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # what Pillow says of strangers' files would fill the log
-    keep_freed_memory()
-    parent = os.getppid()
-    # A Ctrl-C or a SIGTERM to the whole group is for the API process, which first lets requests finish and then says Stop.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.connect(sys.argv[1])
-    try:
-        return serve(socket, parent)
-    finally:
-        with contextlib.suppress(zmq.ZMQError):
-            socket.close()
-            context.term()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,81 +1,58 @@
-"""What stages took, told to the clocks of the requests they were for."""
+"""What encoding images took, told to the clocks of the requests they were for."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
-from sightline.engine.answers import Answer
-from sightline.run.device_timer import DeviceTimer
-from sightline.run.runner import Encoded
-from sightline.schedule.state import Chunk, Step
+from sightline.engine.encoder import EncodeResult
+from sightline.engine.sequence_output import SequenceOutput
+from sightline.schedule.state import Chunk, Sequence
 from sightline.timing import StageClock
 
-MOST_UNUSED = 4096  # items encoded aside whose times are kept for who will use them
+MOST_UNUSED = 4096  # items of the side stream whose times are kept for who will use them
 
 
-@dataclass(frozen=True)
-class DeviceTime:
-    """Known only after the device is done."""
-
-    timer: DeviceTimer
-    clocks: list[StageClock]
-    stage: str
-
-    def tell(self) -> None:
-        for clock in self.clocks:
-            clock.add(self.stage, self.timer.seconds)
-
-
-@dataclass
 class StageTimes:
-    """Times that nobody could read yet."""
+    def __init__(self) -> None:
+        self.unused: dict[bytes, EncodeResult] = {}  # of items that the side stream encoded and nobody used yet, by key
+        self._in_line: list[StageClock] = []  # whose images were encoded since a step was last submitted
 
-    pending: list[DeviceTime] = field(default_factory=list)  # of what was launched since a step was last read
-    aside: dict[bytes, Encoded] = field(default_factory=dict)  # of items encoded aside and not used yet, by key
-
-    def note_encode(self, step: Step, result: Encoded, answers: Mapping[int, Answer]) -> None:
-        """Tells all who needed what a step encoded. `answers` by sequence id."""
-        keys = {encode.entry.key for encode in step.encodes if not encode.from_host}
-        clocks = []
-        for chunk in step.chunks:
-            fresh = {entry.key for entry in chunk.sequence.pinned.values()} & keys
+    def note_encoded(self, result: EncodeResult, running: Iterable[Sequence], answers: Mapping[int, SequenceOutput]) -> None:
+        """In line with a step, its users are known; from the side stream, the first who uses it is told."""
+        if not result.in_line:
+            self.unused |= dict.fromkeys(result.encoded, result)
+            while len(self.unused) > MOST_UNUSED:  # whose requests are gone
+                del self.unused[next(iter(self.unused))]
+            return
+        for key in result.encoded:
+            self.unused.pop(key, None)  # it was encoded once before, and is gone unused
+        keys = set(result.encoded)
+        for sequence in running if keys else ():
+            fresh = {entry.key for entry in sequence.pinned.values()} & keys
             if fresh:
-                answer = answers[chunk.sequence.id]
+                answer = answers[sequence.id]
                 answer.encoded_items += len(fresh)
-                clocks.append(answer.clock)
-        for clock in clocks:
-            for stage, seconds in result.clock.seconds.items():
-                clock.add(stage, seconds)
-        if result.tower is not None and clocks:
-            self.pending.append(DeviceTime(result.tower, clocks, "encode"))
+                _add(answer.clock, result)
+                self._in_line.append(answer.clock)
 
-    def note_aside(self, step: Step, beside: Encoded) -> None:
-        """Keeps what was encoded aside for who will use it."""
-        for encode in step.encodes:
-            if encode.aside and encode.entry.key not in beside.failures:
-                self.aside[encode.entry.key] = beside
-            elif not encode.from_host:  # it was encoded once before, and is gone unused
-                self.aside.pop(encode.entry.key, None)
-        while len(self.aside) > MOST_UNUSED:  # whose requests are gone
-            del self.aside[next(iter(self.aside))]
+    def take_in_line(self) -> list[StageClock]:
+        """Who is told of the tower's time that comes with the step submitted now."""
+        taken, self._in_line = self._in_line, []
+        return taken
 
-    def tell_users(self, chunks: Iterable[Chunk], answers: Mapping[int, Answer]) -> None:
-        """Items that were encoded aside are told to the first who uses them; by then the device is done with them."""
-        for chunk in chunks if self.aside else ():
-            told: list[Encoded] = []
+    def tell_users(self, chunks: Iterable[Chunk], answers: Mapping[int, SequenceOutput]) -> None:
+        """Items of the side stream are told to the first who uses them; those encoded together once."""
+        for chunk in chunks if self.unused else ():
+            told: list[EncodeResult] = []
             answer = answers[chunk.sequence.id]
             for entry in chunk.sequence.pinned.values():
-                result = self.aside.pop(entry.key, None)
+                result = self.unused.pop(entry.key, None)
                 if result is None:
                     continue
                 answer.encoded_items += 1
                 if not any(result is other for other in told):
                     told.append(result)
-                    for stage, seconds in result.clock.seconds.items():
-                        answer.clock.add(stage, seconds)
-                    if result.tower is not None:
-                        answer.clock.add("encode", result.tower.seconds)
+                    _add(answer.clock, result)
 
-    def take(self) -> list[DeviceTime]:
-        """What is known when the step that was launched last is done."""
-        taken, self.pending = self.pending, []
-        return taken
+
+def _add(clock: StageClock, result: EncodeResult) -> None:
+    for stage, seconds in result.seconds.items():
+        clock.add(stage, seconds)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from sightline.engine.engine import Engine, Update
 from sightline.errors import ConfigError
+from sightline.submission import Submission
 
 T = TypeVar("T")
 Listener = Callable[[Update], None]  # called in the engine's thread; must not block
@@ -28,13 +29,13 @@ class EngineThread:
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, listener: Listener, **arguments: Any) -> int:
-        """Adds a request (arguments, and what is raised, as for Engine.add); the listener hears of it until its last update."""
+    def submit(self, listener: Listener, submission: Submission) -> int:
+        """Adds a request (raises what Engine.add does); the listener hears of it until its last update."""
 
         def add() -> int:
-            request_id = self._engine.add(**arguments)
+            request_id = self._engine.add(submission)
             self._listeners[request_id] = listener
-            self._answers_left[request_id] = arguments["sampling"].n
+            self._answers_left[request_id] = submission.sampling.n
             return request_id
 
         return self.call(add)
@@ -97,7 +98,7 @@ class EngineThread:
             return _IDLE
 
     def _check_when_idle(self) -> None:
-        """An idle moment is used to see whether the books are right, now and then: it walks over all pages and rows."""
+        """An idle moment is used to check the integrity of its state, now and then: it walks over all pages and rows."""
         now = time.monotonic()
         if now - self._checked >= CHECK_EVERY_S:
             self._checked = now

@@ -5,6 +5,7 @@ counters begin again.
 """
 
 import io
+from dataclasses import replace
 
 from PIL import Image
 
@@ -12,10 +13,8 @@ from sightline.config import MediaConfig
 from sightline.engine.engine import Engine
 from sightline.errors import PromptTooLongError
 from sightline.models.files import ModelFiles
-from sightline.prompt.expand import MediaText
-from sightline.prompt.request import build_request_from_text
-from sightline.run.runner import RunnerCounts
-from sightline.run.sampling_params import resolve_sampling
+from sightline.sampling_params import resolve_sampling
+from sightline.submission import Submission
 from sightline.timing import StageClock
 from sightline.types import Request, SamplingParams
 
@@ -32,35 +31,25 @@ _PICTURE = (330, 250)  # pixels: no multiple of any family's patches, so that it
 def warm_up(engine: Engine, files: ModelFiles, clock: StageClock) -> None:
     """Raises what a request would fail with."""
     with clock.stage("graphs"):
-        engine.runner.record_graphs()
+        engine.executor.capture_graphs(clock.advance)
     with clock.stage("first requests"):
         for request in _requests(engine, files):  # alone, as decoding alone has kernels of its own; then all together
-            _answer(engine, [(request, _WAYS[0])])
+            _answer(engine, [(request, _WAYS[0])], clock)
             engine.flush()
-        _answer(engine, [(request, way) for request in _requests(engine, files) for way in _WAYS])
+        _answer(engine, [(request, way) for request in _requests(engine, files) for way in _WAYS], clock)
         engine.flush()
     _count_anew(engine)
 
 
 def _requests(engine: Engine, files: ModelFiles) -> list[Request]:
-    text = MediaText.of(files.spec.tokens, files.tokenizer)
-    with_picture = f"{text.image_start}{text.image}{text.image_end}{_TEXTS[0]}"
-    limits = MediaConfig()
+    with_picture = files.processor.placeholders("image")[0] + _TEXTS[0]
+    builder = replace(files, max_model_len=engine.max_model_len).prompt_builder(MediaConfig())
     found = []
     for prompt, media in ((_TEXTS[0], ()), (_TEXTS[1], ()), (with_picture, (("image", _jpeg()),))):
         try:
-            request = build_request_from_text(
-                prompt,
-                media,
-                tokenizer=files.tokenizer,
-                spec=files.spec,
-                processor=files.processor,
-                limits=limits,
-                max_len=engine.max_model_len - 1,
-            )
+            found.append(builder.text(prompt, media))
         except PromptTooLongError:  # then no request of this kind will come
             continue
-        found.append(request)
     return found
 
 
@@ -70,17 +59,18 @@ def _jpeg() -> bytes:
     return data.getvalue()
 
 
-def _answer(engine: Engine, asked: list[tuple[Request, SamplingParams]]) -> None:
+def _answer(engine: Engine, asked: list[tuple[Request, SamplingParams]], clock: StageClock) -> None:
     for request, params in asked:
-        engine.add(request, resolve_sampling(params, {}), end_tokens=frozenset())
+        engine.add(Submission(request, resolve_sampling(params, {})))
     while engine.has_work:
         for update in engine.step():
             if update.error is not None:
                 raise update.error
+        clock.advance()
 
 
 def _count_anew(engine: Engine) -> None:
-    engine.runner.counts = RunnerCounts()
+    engine.counts.clear()
     engine.busy.seconds.clear()
     pages, rows = engine.schedule.pages, engine.schedule.embeddings
     pages.hits = pages.evictions = 0

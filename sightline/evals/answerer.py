@@ -9,7 +9,7 @@ from sightline.evals.conversation import Conversation
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     text: str  # without the reasoning before it
     finish_reason: str
     prompt_tokens: int
@@ -27,7 +27,7 @@ class Answerer(Protocol):
         """Who it is, with all that may change an answer; equal for two that answer alike."""
         ...
 
-    def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> Answer: ...
+    def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> ModelAnswer: ...
 
     def close(self) -> None: ...
 

@@ -55,6 +55,15 @@ def _label(group: str) -> str:
     return "  " * len(outer) + name
 
 
+def totals(judged: Sequence[Judged], seconds: float, finished_before: int = 0) -> str:
+    """Time and tokens of a run. The time is that of this run, the tokens those of all samples."""
+    minutes, rest = divmod(round(seconds), 60)
+    time = f"{minutes}:{rest:02d} min" if minutes else f"{seconds:.1f} s"
+    before = f" ({finished_before} of {len(judged)} samples were answered before)" if finished_before else ""
+    given, made = (sum(one.record.get(f"{kind}_tokens", 0) for one in judged) for kind in ("prompt", "completion"))
+    return f"Time {time}{before}, {given:,} input tokens, {made:,} output tokens"
+
+
 def remarks(judged: Sequence[Judged]) -> list[str]:
     """Sentences about what the scores alone do not say."""
     lines = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import ConfigError, UserError
-from sightline.evals.answerer import Answer, Answerer, AnswererGone
+from sightline.evals.answerer import Answerer, AnswererGone, ModelAnswer
 from sightline.evals.conversation import digest
 from sightline.evals.sample_file import SampleWriter
 from sightline.evals.task import Sample, Task, Verdict
@@ -78,10 +78,10 @@ def run_task(
 
 def _answered(
     questions: Iterator[tuple[Sample, str]], answerer: Answerer, sampling: Mapping[str, Any], concurrency: int
-) -> Generator[tuple[Sample, str, Answer | UserError]]:
+) -> Generator[tuple[Sample, str, ModelAnswer | UserError]]:
     """Answers as they come. Samples are read only as fast as they are asked."""
     waiting: queue.SimpleQueue[tuple[Sample, str] | None] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[Sample, str, Answer | BaseException]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[Sample, str, ModelAnswer | BaseException]] = queue.SimpleQueue()
 
     def ask() -> None:
         while (question := waiting.get()) is not None:
@@ -118,16 +118,16 @@ def _answered(
                 thread.join()
 
 
-def _usable(answer: Answer | BaseException) -> Answer | UserError:
+def _usable(answer: ModelAnswer | BaseException) -> ModelAnswer | UserError:
     """An answer, or an error that is about this sample alone: it is too long, its picture cannot be read. Raises all others."""
-    if isinstance(answer, Answer):
+    if isinstance(answer, ModelAnswer):
         return answer
     if isinstance(answer, UserError) and not isinstance(answer, AnswererGone | ConfigError):
         return answer
     raise answer
 
 
-def _record(sample: Sample, asked: str, answer: Answer | UserError) -> Record:
+def _record(sample: Sample, asked: str, answer: ModelAnswer | UserError) -> Record:
     known = {
         "id": sample.id,
         "asked": asked,

@@ -1,5 +1,6 @@
 """Answers from an OpenAI-compatible server: Sightline's own, another engine's or a hosted one."""
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from sightline.errors import ConfigError, PromptError
-from sightline.evals.answerer import Answer, AnswererGone
+from sightline.evals.answerer import AnswererGone, ModelAnswer
 from sightline.evals.conversation import Conversation, as_openai
 
 _TRIES = 5
@@ -17,7 +18,7 @@ _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})  # a server may s
 _FOR_ALL = frozenset({401, 403, 404, 405})  # what it says to one request it will say to all
 
 
-class Server:
+class ServerAnswerer:
     def __init__(
         self,
         base_url: str,
@@ -25,9 +26,11 @@ class Server:
         api_key: str | None = None,
         timeout_s: float = 600.0,
         first_pause_s: float = _FIRST_PAUSE_S,
+        stream: bool = False,
     ) -> None:
         """Without `model`, the one that the server names if it names only one."""
         self.base_url = _api_root(base_url)
+        self._stream = stream
         self._pause = first_pause_s
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(
@@ -46,13 +49,14 @@ class Server:
     def about(self) -> Mapping[str, Any]:
         return {"model": self.model, "server": self.base_url}
 
-    def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> Answer:
-        body = {"model": self.model, "messages": as_openai(conversation), **sampling}
+    def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> ModelAnswer:
+        asked = {"stream": True, "stream_options": {"include_usage": True}} if self._stream else {}
+        body = {"model": self.model, "messages": as_openai(conversation), **asked, **sampling}
         reply = self._send("POST", "/chat/completions", {name: value for name, value in body.items() if value is not None})
         try:
             choice = reply["choices"][0]
             usage = reply.get("usage") or {}
-            return Answer(
+            return ModelAnswer(
                 text=choice["message"].get("content") or "",
                 finish_reason=str(choice.get("finish_reason")),
                 prompt_tokens=int(usage.get("prompt_tokens") or 0),
@@ -89,12 +93,15 @@ class Server:
             except httpx.HTTPError as error:
                 said = f"cannot be reached: {error or type(error).__name__}"
                 continue
+            status, content = response.status_code, _content_of(response, self.base_url)
             if response.is_success:
-                return _json_of(response, self.base_url)
-            said = f"answered {response.status_code}: {_message_of(response)}"
-            if response.status_code in _FOR_ALL:
+                if not (isinstance(content, Mapping) and content.get("error")):
+                    return content
+                status = _code_of(content["error"])  # it came in the midst of a stream
+            said = f"answered {status}: {_message_of(content)}"
+            if status in _FOR_ALL:
                 break
-            if response.status_code not in _PASSING:
+            if status not in _PASSING:
                 raise PromptError(f"The server {said}.")
         raise AnswererGone(f"{self.base_url} {said.rstrip('.')}.")
 
@@ -107,21 +114,51 @@ def _api_root(url: str) -> str:
     return url.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1"
 
 
-def _json_of(response: httpx.Response, base_url: str) -> Any:
+def _content_of(response: httpx.Response, base_url: str) -> Any:
+    """The JSON of a reply, or the chat completion that the chunks of a stream make."""
+    if response.is_success and response.headers.get("content-type", "").startswith("text/event-stream"):
+        return _completion_of(response.text, base_url)
     try:
         return response.json()
     except ValueError:
+        if not response.is_success:
+            return response.text
         raise AnswererGone(f"{base_url} answered with something that is not JSON: {_short(response.text)}.") from None
 
 
-def _message_of(response: httpx.Response) -> str:
-    """What an error says: OpenAI's form, or whatever text came."""
+def _completion_of(stream: str, base_url: str) -> dict[str, Any]:
+    """What a server would have answered without a stream; or the error in it."""
+    text, reason, usage = "", None, None
     try:
-        content = response.json()
-        error = content.get("error", content)
-        return _short(error.get("message") if isinstance(error, Mapping) else error).rstrip(".")
-    except (ValueError, AttributeError):
-        return _short(response.text)
+        for line in stream.splitlines():
+            data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+            if not data:
+                continue
+            if data == "[DONE]":
+                choice = {"message": {"content": text}, "finish_reason": reason}
+                return {"choices": [choice], "usage": usage}
+            chunk = json.loads(data)
+            if "error" in chunk:
+                return {"error": chunk["error"]}
+            for choice in chunk["choices"]:
+                text += choice["delta"].get("content") or ""
+                reason = choice.get("finish_reason") or reason
+            usage = chunk.get("usage") or usage
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise AnswererGone(f"{base_url} answered with what is no stream of a chat completion: {_short(stream)}.")
+
+
+def _code_of(error: Any) -> int:
+    """The status of an error that came in a stream; one that names none may pass."""
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return code if isinstance(code, int) else 500
+
+
+def _message_of(content: Any) -> str:
+    """What an error says: OpenAI's form, or whatever text came."""
+    error = content.get("error", content) if isinstance(content, Mapping) else content
+    return _short(error.get("message") if isinstance(error, Mapping) else error).rstrip(".")
 
 
 def _short(value: Any, most: int = 300) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from sightline.errors import PromptError
-from sightline.grammar.json_style import with_style
 from sightline.grammar.judge import judge
 from sightline.grammar.matcher import Matcher, allowed_ids
+from sightline.grammar.schema import Style, prepared
 from sightline.grammar.vocabulary import vocabulary_of
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.types import StructuredOutput
@@ -35,7 +36,13 @@ _THOUGHT = r"""start: thought gap @answer
 thought[lazy]: /(?s:.*)<\/think>/
 gap: /\n{0,2}/
 """
-_NOUNS = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regular expression", "lark": "Lark grammar"}
+_NOUNS = {
+    "json_schema": "JSON schema",
+    "json_object": "JSON object",
+    "regex": "regular expression",
+    "lark": "Lark grammar",
+    "gbnf": "GBNF grammar",
+}
 
 
 def check(structured: StructuredOutput, tokenizer: Tokenizer) -> None:
@@ -47,7 +54,7 @@ def check(structured: StructuredOutput, tokenizer: Tokenizer) -> None:
     if find_grammar(structured, tokenizer) is not None:
         return
     source = _library_source(structured)
-    if structured.kind in ("json_schema", "lark") and (fault := judge(source, _LIMITS)):
+    if structured.kind in ("json_schema", "lark", "gbnf") and (fault := judge(source, _LIMITS)):
         raise _refusal(structured, _first_fault(fault))
     grammar = Grammar(_compile(structured, source, tokenizer), tokenizer.vocab_size)
     _try(structured, grammar.matcher(frozenset()), tokenizer)
@@ -150,15 +157,27 @@ def _source(structured: StructuredOutput) -> dict[str, Any]:
         return {"lark_grammar": f"start: /{llguidance.regex_to_lark(structured.text, use_ascii='dw')}/"}
     if structured.kind == "lark":
         return {"lark_grammar": structured.text}
+    if structured.kind == "gbnf":
+        return {"lark_grammar": _lark_of(structured)}
+    style: Style = "free" if structured.white_space else "compact"
     if structured.kind == "json_object":
-        return {"json_schema": with_style({"type": "object"})}
+        return {"json_schema": prepared({"type": "object"}, style)}
     try:
         schema = json.loads(structured.text)
     except (ValueError, RecursionError) as error:
         raise PromptError(f"The JSON schema for the answer is not JSON: {error}.") from None
     if not isinstance(schema, dict):
         raise PromptError(f"The JSON schema for the answer must be an object, not {structured.text[:40]!r}.")
-    return {"json_schema": with_style(schema)}
+    return {"json_schema": prepared(schema, style)}
+
+
+def _lark_of(structured: StructuredOutput) -> str:
+    try:
+        return gbnf_to_lark(structured.text)
+    except RecursionError:
+        raise _refusal(structured, "it is nested too deeply") from None
+    except Exception as error:  # the converter raises its own kinds, and any other on what it does not expect
+        raise _refusal(structured, _first_fault(str(error))) from None
 
 
 def _refusal(structured: StructuredOutput, fault: str) -> PromptError:

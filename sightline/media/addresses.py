@@ -1,11 +1,8 @@
-"""Which IP addresses are on the public internet, and how a host name becomes addresses."""
+"""Which IP addresses are on the public internet, and which texts are addresses or names."""
 
-import asyncio
 import ipaddress
 import re
-import socket
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]  # host and port to all addresses of the host, as text
@@ -26,9 +23,6 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
-
-# Names are looked up in threads of their own: a slow name server must not hold up other work.
-_LOOKUPS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="sightline-dns")
 
 
 def is_public(address: Address) -> bool:
@@ -61,10 +55,3 @@ def is_plain_name(host: str) -> bool:
     labels = host.split(".")
     plain = len(host) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
     return plain and not _NUMBER.fullmatch(labels[-1])
-
-
-async def look_up(host: str, port: int) -> list[str]:
-    """All addresses that this machine's resolver knows for a host; an OSError if there is none."""
-    loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(_LOOKUPS, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))

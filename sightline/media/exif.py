@@ -38,15 +38,15 @@ def _bytes_read(data: bytes) -> int:
     length = len(data) - start
     if order is None or length < 8:
         return 0
-    (place,) = struct.unpack_from(f"{order}I", data, start + 4)
-    if place + 2 > length:
+    (offset,) = struct.unpack_from(f"{order}I", data, start + 4)
+    if offset + 2 > length:
         return 0
-    (count,) = struct.unpack_from(f"{order}H", data, start + place)
-    first = start + place + 2
+    (count,) = struct.unpack_from(f"{order}H", data, start + offset)
+    first = start + offset + 2
     entries = data[first : first + 12 * min(count, (len(data) - first) // 12)]
     total = 0
-    for _, kind, number, offset in struct.iter_unpack(f"{order}HHII", entries):
+    for _, kind, number, value_offset in struct.iter_unpack(f"{order}HHII", entries):
         size = number * _UNITS.get(kind, 0)
         if size > 4:  # smaller values stand in the entry itself
-            total += max(min(size, length - offset), 0)
+            total += max(min(size, length - value_offset), 0)
     return total

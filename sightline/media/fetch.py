@@ -18,8 +18,9 @@ import httpx
 
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
-from sightline.media.addresses import Address, Resolver, is_plain_name, is_public, literal_address, look_up
+from sightline.media.addresses import Address, Resolver, is_plain_name, is_public, literal_address
 from sightline.media.limits import ByteAllowance
+from sightline.media.lookups import LOOK_UPS
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -44,7 +45,7 @@ async def fetch_async(url: str, limits: MediaConfig, allowance: ByteAllowance, r
         raise MediaError(f"{subject} cannot be fetched: http(s) URLs are switched off (allow_http).")
     try:
         async with asyncio.timeout(limits.fetch_timeout_s):
-            return await _follow(url, limits, allowance, resolver or look_up)
+            return await _follow(url, limits, allowance, resolver or LOOK_UPS.resolver())
     except (TimeoutError, httpcore.TimeoutException) as error:
         raise MediaError(f"{subject} cannot be fetched: it took longer than {limits.fetch_timeout_s:g} s.") from error
     except Exception as error:
@@ -78,7 +79,7 @@ async def _follow(url: str, limits: MediaConfig, allowance: ByteAllowance, resol
     """Follows redirects by hand: each hop must be allowed before it is asked."""
     target = httpx.URL(url)
     for _ in range(1 + MAX_REDIRECTS):
-        host, port = _checked_place(target, limits, allowance.subject)
+        host, port = _checked_host(target, limits, allowance.subject)
         addresses = await _checked_addresses(host, port, limits, allowance.subject, resolver)
         backend = PinnedBackend(host, addresses)
         async with httpcore.AsyncConnectionPool(ssl_context=_tls(), network_backend=backend, http2=False) as pool:
@@ -92,7 +93,7 @@ async def _follow(url: str, limits: MediaConfig, allowance: ByteAllowance, resol
     raise MediaError(f"{allowance.subject} cannot be fetched: it redirects more than {MAX_REDIRECTS} times.")
 
 
-def _checked_place(target: httpx.URL, limits: MediaConfig, subject: str) -> tuple[str, int]:
+def _checked_host(target: httpx.URL, limits: MediaConfig, subject: str) -> tuple[str, int]:
     """The host in ASCII, and the port. The URL was parsed once: what is checked here is what will be connected to."""
     host = target.raw_host.decode("ascii")
     port = target.port if target.port is not None else 443 if target.scheme == "https" else 80

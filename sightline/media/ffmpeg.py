@@ -7,8 +7,8 @@ import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sightline.errors import MediaError
-from sightline.media.decoder_errors import DecoderErrors
+from sightline.errors import MediaError, without_addresses
+from sightline.media.decoder_errors import HEADER_BYTES, DecoderErrors
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -73,7 +73,7 @@ def holds_picture(codec: str, packet: "Packet[VideoStream]") -> bool:
     return True
 
 
-def ffmpeg_errors(source: str) -> DecoderErrors:
+def ffmpeg_errors(source: str, needed: int = HEADER_BYTES) -> DecoderErrors:
     """Turns whatever PyAV raises on bad input into one MediaError. Its errors derive from OSError, ValueError and others."""
 
     def sentence(error: Exception) -> str:
@@ -83,6 +83,6 @@ def ffmpeg_errors(source: str) -> DecoderErrors:
 
         # The text of ffmpeg's errors has a number and a file name that mean nothing to a user; strerror is the sentence in it.
         reason = error.strerror if isinstance(error, FFmpegError) else " ".join(str(error).split())
-        return f"Video {source} cannot be read: {(reason or type(error).__name__).rstrip('.')}."
+        return f"Video {source} cannot be read: {without_addresses(reason or type(error).__name__).rstrip('.')}."
 
-    return DecoderErrors(sentence)
+    return DecoderErrors(sentence, f"Video {source}", needed)

@@ -37,8 +37,8 @@ def read_file(path: Path, root: str | None, allowance: ByteAllowance) -> bytes:
         folder = Path(root).resolve()
         real = path.resolve()
         # Whether the file exists is looked at later, so that nobody learns which files there are elsewhere.
-        if not real.is_relative_to(folder) or any(real.is_relative_to(place) for place in _KERNEL):
-            raise MediaError(f"{subject} cannot be read: it is outside {root} (allowed_local_media_path).")
+        if not real.is_relative_to(folder) or any(real.is_relative_to(directory) for directory in _KERNEL):
+            raise MediaError(f"{subject} cannot be read: it is outside the folder of allowed_local_media_path.")
         file = _open_below(folder, real.relative_to(folder).parts)
         try:
             status = os.fstat(file)
@@ -49,20 +49,22 @@ def read_file(path: Path, root: str | None, allowance: ByteAllowance) -> bytes:
         finally:
             os.close(file)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a zero byte in the name
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = "it has too many links" if isinstance(error, RuntimeError) else str(error)
+        if isinstance(error, OSError):
+            reason = error.strerror or type(error).__name__  # str() of it has the path as it is on this disk
         raise MediaError(f"{subject} cannot be read: {reason}.") from error
 
 
 def _open_below(folder: Path, names: tuple[str, ...]) -> int:
     """A descriptor of the file; opening a link fails, opening a pipe does not wait for its writer."""
-    place = os.open(folder, _ENTER)
+    directory = os.open(folder, _ENTER)
     for number, name in enumerate(names, 1):
         try:
-            below = os.open(name, _READ if number == len(names) else _ENTER | os.O_NOFOLLOW, dir_fd=place)
+            below = os.open(name, _READ if number == len(names) else _ENTER | os.O_NOFOLLOW, dir_fd=directory)
         finally:
-            os.close(place)
-        place = below
-    return place
+            os.close(directory)
+        directory = below
+    return directory
 
 
 def _read_all(file: int, size: int, allowance: ByteAllowance) -> bytes:

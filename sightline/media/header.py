@@ -7,10 +7,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from sightline.errors import MediaError
 from sightline.media.exif import check_exif
 from sightline.media.ffmpeg import ffmpeg_errors, holds_picture, open_video, video_stream
-from sightline.media.jpeg import START, check_segments
+from sightline.media.jpeg import START, check_segments, count_scans
 from sightline.media.limits import check_frame_count
 from sightline.media.pillow import open_image, pillow_errors
-from sightline.media.png import SIGNATURE, check_chunk_count, metadata_first
+from sightline.media.png import SIGNATURE, bytes_per_pixel, check_chunk_count, metadata_first
 from sightline.types import ImageHeader, VideoHeader
 
 _SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
@@ -32,9 +32,16 @@ def read_image_header(data: bytes, source: str) -> ImageHeader:
         if orientation in _SIDEWAYS and not _size_is_turned(image):
             width, height = height, width
         name = image.format or "unknown"
+        channels = bytes_per_pixel(data) if isinstance(image, PngImageFile) else _channels(image)
+        scans = count_scans(data, source) if data.startswith(START) else 1
     if width <= 0 or height <= 0:
         raise MediaError(f"Image {source} cannot be read: its size is {width}x{height} pixels.")
-    return ImageHeader(format=name, width=width, height=height, orientation=orientation)
+    return ImageHeader(name, width, height, orientation, channels, scans)
+
+
+def _channels(image: ImageFile.ImageFile) -> int:
+    """Bytes of a stored pixel; Pillow names modes of one wide channel I;16, I and F."""
+    return {"I": 4, "F": 4}.get(image.mode, 2 if image.mode.startswith("I;16") else len(image.getbands()))
 
 
 def _orientation(image: ImageFile.ImageFile, data: bytes, source: str) -> int:

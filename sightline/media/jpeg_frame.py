@@ -35,20 +35,20 @@ def read_frame(data: bytes) -> JpegFrame | None:
     """The frame in front of the first scan; None if the markers are not one clean list of segments with one frame."""
     if not data.startswith(START):
         return None
-    place, jfif, adobe_transform = 2, False, None
+    offset, jfif, adobe_transform = 2, False, None
     frame: tuple[int, bytes] | None = None
     for _ in range(MAX_SEGMENTS):
-        while data[place : place + 2] == b"\xff\xff":  # padding
-            place += 1
-        if place + 4 > len(data) or data[place] != 0xFF:
+        while data[offset : offset + 2] == b"\xff\xff":  # padding
+            offset += 1
+        if offset + 4 > len(data) or data[offset] != 0xFF:
             return None
-        marker = data[place + 1]
-        (length,) = struct.unpack_from(">H", data, place + 2)
-        payload = data[place + 4 : place + 2 + length]
+        marker = data[offset + 1]
+        (length,) = struct.unpack_from(">H", data, offset + 2)
+        payload = data[offset + 4 : offset + 2 + length]
         if not (0xC0 <= marker <= 0xCF or 0xDA <= marker <= 0xFE) or length < 2 or len(payload) != length - 2:
             return None
         if marker == _SOS:
-            return _frame(*frame, jfif, adobe_transform, place) if frame is not None else None
+            return _frame(*frame, jfif, adobe_transform, offset) if frame is not None else None
         if marker in _FRAMES:
             if frame is not None:
                 return None
@@ -59,7 +59,7 @@ def read_frame(data: bytes) -> JpegFrame | None:
             if len(payload) < 12:
                 return None
             adobe_transform = payload[11]
-        place += 2 + length
+        offset += 2 + length
     return None
 
 
@@ -95,20 +95,20 @@ def ends_well(data: bytes, scan_start: int) -> bool:
     """Whether from the first scan on nothing but scans, tables and comments come before the end of the picture, and not too
     many of them. Pillow refuses a file that was cut off, and one with markers among its pixels that should not be there."""
     values = np.frombuffer(data, np.uint8)
-    places = np.flatnonzero(values[scan_start:-1] == 0xFF) + scan_start
-    following = values[places + 1]
+    offsets = np.flatnonzero(values[scan_start:-1] == 0xFF) + scan_start
+    following = values[offsets + 1]
     is_marker = (following != 0) & (following != 0xFF) & ((following < 0xD0) | (following > 0xD7))  # not pixels, not restarts
-    place = scan_start
+    offset = scan_start
     scans = segments = 0
-    for marker_place in places[is_marker]:
-        if marker_place < place:  # inside the segment before
+    for marker_offset in offsets[is_marker]:
+        if marker_offset < offset:  # inside the segment before
             continue
-        marker = data[marker_place + 1]
+        marker = data[marker_offset + 1]
         if marker == _END:
             return True
         segments += 1
         scans += marker == _SOS
-        if marker not in _BETWEEN_SCANS or scans > MAX_SCANS or segments > MAX_SEGMENTS or marker_place + 4 > len(data):
+        if marker not in _BETWEEN_SCANS or scans > MAX_SCANS or segments > MAX_SEGMENTS or marker_offset + 4 > len(data):
             return False
-        place = marker_place + 2 + struct.unpack_from(">H", data, marker_place + 2)[0]
+        offset = marker_offset + 2 + struct.unpack_from(">H", data, marker_offset + 2)[0]
     return False

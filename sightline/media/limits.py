@@ -1,7 +1,9 @@
 """Every limit on media, checked here and nowhere else: one sentence each, which names the limit, the setting and the value.
 
 per item      bytes, pixels, shorter side, aspect, frames, seconds      ByteAllowance, check_size, check_video
-per request   items of each kind, bytes, frames that the model sees     RequestBudget
+              work to decode it (media/cost.py)                         check_image_work, RequestBudget.take_item
+per request   items of each kind, bytes, frames that the model sees,    RequestBudget
+              work to decode them
 """
 
 import threading
@@ -11,8 +13,10 @@ from typing import Literal
 
 from sightline.config import MediaConfig, read_media_counts
 from sightline.errors import MediaError
+from sightline.media.cost import JPEG_FORMATS, frames_to_decode, image_megapixels, video_gigapixels
+from sightline.types import FRAMES, ImageHeader, MediaItem
 
-Kind = Literal["image", "video"]
+Kind = Literal["image", "video", "pdf"]
 
 MEGABYTE = 1_000_000
 
@@ -26,6 +30,8 @@ class RequestBudget:
         self._items: Counter[str] = Counter()
         self._bytes = 0
         self._frames = 0
+        self._megapixels = 0.0  # of work to decode images
+        self._gigapixels = 0.0  # of videos to decode
 
     def take_items(self, kinds: Iterable[str]) -> None:
         """Adds items by kind; best called for the whole request before anything is fetched."""
@@ -53,6 +59,41 @@ class RequestBudget:
             f"{self._limits.max_request_media_mb} MB allowed together (max_request_media_mb)."
         )
 
+    def take_item(self, item: MediaItem) -> None:
+        """Adds what decoding an item will cost, and the frames of a video that the model sees.
+
+        One that came without bytes is never decoded: its embeddings are known, or its request fails.
+        """
+        decoded = bool(item.ref.data)
+        if isinstance(item.ref.header, ImageHeader):
+            if decoded:
+                self._take_image_work(image_megapixels(item.ref.header))
+            return
+        if decoded and item.ref.header.format == FRAMES:
+            self._take_image_work(item.ref.header.still_megapixels)
+        elif decoded:
+            check_video_work(f"Video {item.ref.source}", item, self._limits)
+            self._take_video_work(video_gigapixels(item))
+        self.take_frames(len(item.frame_indices))
+
+    def _take_image_work(self, megapixels: float) -> None:
+        with self._lock:
+            self._megapixels += megapixels
+            if self._megapixels > self._limits.max_request_image_decode_mpx:
+                raise MediaError(
+                    f"The images of the request take {self._megapixels:,.0f} megapixels of work to decode, more than the "
+                    f"{self._limits.max_request_image_decode_mpx:,} allowed together (max_request_image_decode_mpx)."
+                )
+
+    def _take_video_work(self, gigapixels: float) -> None:
+        with self._lock:
+            self._gigapixels += gigapixels
+            if self._gigapixels > self._limits.max_request_video_gigapixels:
+                raise MediaError(
+                    f"The videos of the request have {self._gigapixels:.1f} billion pixels to decode, more than the "
+                    f"{self._limits.max_request_video_gigapixels} allowed together (max_request_video_gigapixels)."
+                )
+
     def take_frames(self, count: int) -> None:
         """Adds frames of a video that will be decoded and shown to the model."""
         with self._lock:
@@ -75,8 +116,8 @@ class ByteAllowance:
         budget: RequestBudget | None = None,
         on_take: Callable[[int], None] | None = None,
     ) -> None:
-        self.subject = f"{kind.capitalize()} {name}"
-        self._megabytes = limits.max_image_mb if kind == "image" else limits.max_video_mb
+        self.subject = f"{'PDF' if kind == 'pdf' else kind.capitalize()} {name}"
+        self._megabytes = {"image": limits.max_image_mb, "video": limits.max_video_mb, "pdf": limits.max_pdf_mb}[kind]
         self._most = f"more than the {self._megabytes} MB allowed (max_{kind}_mb)"
         self._budget, self._on_take = budget, on_take
         self._taken = 0
@@ -115,21 +156,43 @@ def check_size(subject: str, width: int, height: int, limits: MediaConfig) -> No
         raise MediaError(f"{size}, but one side may be {limits.max_aspect_ratio:g} times the other at most (max_aspect_ratio).")
 
 
+def check_image_work(subject: str, header: ImageHeader, limits: MediaConfig) -> None:
+    """What decoding an image would cost, whose file may be small."""
+    megapixels = image_megapixels(header)
+    if megapixels > limits.max_image_decode_mpx:
+        times = f"{header.scans} scans" if header.format in JPEG_FORMATS else f"{header.channels} channels in {header.format}"
+        raise MediaError(
+            f"{subject} has {header.width}x{header.height} pixels in {times}, {megapixels:,.0f} megapixels of work to decode, "
+            f"more than the {limits.max_image_decode_mpx:,} allowed (max_image_decode_mpx)."
+        )
+
+
 def check_frame_count(subject: str, frames: int, most: int) -> None:
     """Called for each packet of a video, so that counting ends where the limit does."""
     if frames > most:
         raise MediaError(f"{subject} has more than the {most:,} frames allowed (max_video_frames).")
 
 
-def check_video(subject: str, width: int, height: int, frames: int, seconds: float, limits: MediaConfig) -> None:
-    """How long a video plays, and what decoding all of it would cost."""
+def check_listed_frames(subject: str, frames: int, limits: MediaConfig) -> None:
+    """Of a list of images, before any of them is looked at."""
+    if frames > limits.max_request_frames:
+        allowed = f"the {limits.max_request_frames:,} allowed (max_request_frames)"
+        raise MediaError(f"{subject} has {frames:,} frames, more than {allowed}.")
+
+
+def check_video(subject: str, seconds: float, limits: MediaConfig) -> None:
+    """How long a video plays."""
     if seconds > limits.max_video_seconds:
         raise MediaError(
             f"{subject} plays for {seconds:.1f} s, longer than the {limits.max_video_seconds:g} s allowed (max_video_seconds)."
         )
-    billions = width * height * frames / 1e9
-    if billions > limits.max_video_gigapixels:
+
+
+def check_video_work(subject: str, item: MediaItem, limits: MediaConfig) -> None:
+    """What decoding a video would cost, now that it is known which frames the model sees."""
+    gigapixels = video_gigapixels(item)
+    if gigapixels > limits.max_video_gigapixels:
         raise MediaError(
-            f"{subject} has {billions:.1f} billion pixels in its {frames:,} frames, "
+            f"{subject} has {gigapixels:.1f} billion pixels in the {frames_to_decode(item):,} frames to decode, "
             f"more than the {limits.max_video_gigapixels} allowed (max_video_gigapixels)."
         )

@@ -8,7 +8,8 @@ import warnings
 import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from sightline.media.decoder_errors import DecoderErrors
+from sightline.errors import without_addresses
+from sightline.media.decoder_errors import HEADER_BYTES, Cancelled, DecoderErrors, check_cancelled, never
 
 # Pillow knows some forty formats; a server should parse only what people send as pictures.
 _WANTED = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
@@ -41,20 +42,22 @@ class HeaderTooLong(Exception):
 
 
 class MeteredFile(io.BytesIO):
-    """Bytes as a file that ends the parsing of a header which goes on and on.
+    """Bytes as a file that ends the parsing of a header which goes on and on, and a decode that is cancelled.
 
     Pillow's parsers read piece by piece in Python, some byte by byte: a header of megabytes in a small format (comments in a
     PPM or GIF, text in a PNG, boxes in a JPEG 2000) would take them seconds to minutes. Reading all that is left at once, as
     for WEBP and AVIF, is not counted.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, cancelled: Cancelled) -> None:
         super().__init__(data)
+        self._cancelled = cancelled
         self._reads_left = MAX_HEADER_READS
         self._bytes_left = MAX_HEADER_BYTES
         self.metered = True
 
     def read(self, size: int | None = -1, /) -> bytes:
+        check_cancelled(self._cancelled)
         data = super().read(size)
         if self.metered and size is not None and size >= 0:
             self._reads_left -= 1
@@ -64,11 +67,11 @@ class MeteredFile(io.BytesIO):
         return data
 
 
-def open_image(data: bytes) -> ImageFile.ImageFile:
-    """Parses the header only; pixels are decoded when they are asked for."""
+def open_image(data: bytes, cancelled: Cancelled = never) -> ImageFile.ImageFile:
+    """Parses the header only; pixels are decoded when they are asked for, in blocks of 64 kB of the file in most formats."""
     if data[4:8] == b"ftyp":
         data = without_exif_items(data)
-    return Image.open(MeteredFile(data), formats=formats())
+    return Image.open(MeteredFile(data, cancelled), formats=formats())
 
 
 # The entry of an item in an AVIF file: version, flags, number, protection, type; see infe in ISO/IEC 14496-12.
@@ -84,9 +87,9 @@ def without_exif_items(avif: bytes) -> bytes:
     return _EXIF_ITEM.sub(rb"\1skip", avif)
 
 
-def open_for_pixels(data: bytes) -> ImageFile.ImageFile:
+def open_for_pixels(data: bytes, cancelled: Cancelled = never) -> ImageFile.ImageFile:
     """As open_image; what is read after the header is not counted."""
-    image = open_image(data)
+    image = open_image(data, cancelled)
     if isinstance(image.fp, MeteredFile):
         image.fp.metered = False
     return image
@@ -97,8 +100,8 @@ def silence_warnings() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def pillow_errors(source: str) -> DecoderErrors:
-    """Turns whatever Pillow raises on bad input into one MediaError.
+def pillow_errors(source: str, needed: int = HEADER_BYTES) -> DecoderErrors:
+    """Turns whatever Pillow raises on bad input into one MediaError. `needed` are the bytes that the picture takes.
 
     On malformed files Pillow raises OSError, ValueError, TypeError, SyntaxError, struct.error, EOFError, KeyError, IndexError,
     MemoryError, DecompressionBombError and others, from deep inside its parsers: no narrower net holds them all. Its own limit
@@ -110,8 +113,8 @@ def pillow_errors(source: str) -> DecoderErrors:
             return f"Image {source} cannot be read: it is none of {', '.join(formats())}, or its header is broken."
         return f"Image {source} cannot be read: {_reason(error)}."
 
-    return DecoderErrors(sentence)
+    return DecoderErrors(sentence, f"Image {source}", needed)
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return without_addresses(" ".join(str(error).split()).rstrip(".")) or type(error).__name__

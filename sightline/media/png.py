@@ -8,6 +8,7 @@ moved in front and the pixels are left out, so that opening the result shows all
     signature IHDR …             eXIf tEXt IDAT IEND what metadata_first makes; its IDAT is empty
 """
 
+import itertools
 import re
 import struct
 import zlib
@@ -23,10 +24,11 @@ MAX_CHUNKS = 200_000
 _HEADER = struct.Struct(">I4s")  # length of the payload, name; payload and a 4-byte checksum follow
 _NAME = re.compile(rb"\w{4}")  # what Pillow takes for a name; it stops reading at anything else
 _PIXELS = (b"IDAT", b"fdAT")
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and alpha, RGBA
 _METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # the chunks in which Pillow looks for an orientation
 
 
-class Chunk(NamedTuple):
+class PngChunk(NamedTuple):
     name: bytes
     start: int  # the payload is data[start:end]
     end: int
@@ -40,6 +42,20 @@ def check_chunk_count(data: bytes, source: str) -> None:
     for number, _ in enumerate(_chunks(data)):
         if number >= MAX_CHUNKS:
             raise MediaError(f"Image {source} cannot be read: its PNG file has more than {MAX_CHUNKS:,} chunks.")
+
+
+def bytes_per_pixel(data: bytes) -> int:
+    """Of a PNG that Pillow could open, from its IHDR (the costliest, if there are several); a part of a byte counts as one."""
+    headers = [
+        data[chunk.start : chunk.end]
+        for chunk in itertools.takewhile(_is_before_pixels, _chunks(data))
+        if chunk.name == b"IHDR"
+    ]
+    return max(_CHANNELS[payload[9]] * (2 if payload[8] == 16 else 1) for payload in headers)
+
+
+def _is_before_pixels(chunk: PngChunk) -> bool:
+    return chunk.name not in _PIXELS
 
 
 def metadata_first(data: bytes, animated: bool) -> bytes:
@@ -62,14 +78,14 @@ def metadata_first(data: bytes, animated: bool) -> bytes:
     return b"".join((data[:pixels_at], *late, _written(b"IDAT", b""), _written(b"IEND", b"")))
 
 
-def _chunks(data: bytes) -> Iterator[Chunk]:
+def _chunks(data: bytes) -> Iterator[PngChunk]:
     offset = len(SIGNATURE)
     while offset + _HEADER.size <= len(data):
         length, name = _HEADER.unpack_from(data, offset)
         if not _NAME.fullmatch(name):
             return
         start = offset + _HEADER.size
-        yield Chunk(name, start, start + length)
+        yield PngChunk(name, start, start + length)
         offset = start + length + 4
 
 

@@ -5,35 +5,88 @@ root of how far it is off and round down (or up) instead. Rounding is Python's, 
 """
 
 import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from sightline.errors import MediaError
-from sightline.spec import ImageSpec, VideoSpec
-from sightline.types import ImageHeader, VideoHeader
+from sightline.spec import PatchSpec
+from sightline.types import Size
 
 MAX_ASPECT = 200
 
 
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """(height, width) with the budget on one picture: Qwen's images, and the frames of Qwen2.5 videos."""
+@dataclass(frozen=True)
+class PixelBudget(ABC):
+    """Of what min_pixels and max_pixels are the area."""
+
+    spec: PatchSpec
+
+    @abstractmethod
+    def size(self, height: int, width: int, frames: int) -> Size:
+        """Of each picture of a clip of so many frames; an image is one."""
+
+    @abstractmethod
+    def most_pixels(self) -> int:
+        """Of one picture."""
+
+    @abstractmethod
+    def most_clip_pixels(self, frames: int) -> int:
+        """Of a clip of so many frames, whole temporal patches."""
+
+    def _most(self, pictures: int) -> int:
+        """Of so many pictures that share the budget, which two kinds exceed. The short side of narrow ones stays at the factor
+        when the long one is shortened to sqrt(aspect * budget of a picture); and where the least is near the most, pictures
+        are enlarged, which adds at most the factor to each side."""
+        factor, most = self.spec.factor, self.spec.max_pixels
+        narrow = min(MAX_ASPECT * factor**2 * pictures, factor * math.isqrt(MAX_ASPECT * most * pictures) + 1)
+        return max(most, narrow, factor**2 * pictures, 2 * (self.spec.min_pixels + factor**2 * pictures))
+
+
+@dataclass(frozen=True)
+class PictureBudget(PixelBudget):
+    """The budget is for one picture, however many there are."""
+
+    def size(self, height: int, width: int, frames: int) -> Size:
+        return smart_resize(height, width, self.spec.factor, self.spec.min_pixels, self.spec.max_pixels)
+
+    def most_pixels(self) -> int:
+        return self._most(1)
+
+    def most_clip_pixels(self, frames: int) -> int:
+        return self.most_pixels() * frames
+
+
+@dataclass(frozen=True)
+class ClipBudget(PixelBudget):
+    """The budget is for all frames together; less than a temporal patch of them, such as a still, counts as one."""
+
+    def size(self, height: int, width: int, frames: int) -> Size:
+        spec, step = self.spec, self.spec.temporal_patch_size
+        return smart_resize_clip(height, width, max(frames, step), step, spec.factor, spec.min_pixels, spec.max_pixels)
+
+    def most_pixels(self) -> int:
+        return self._most(self.spec.temporal_patch_size) // self.spec.temporal_patch_size
+
+    def most_clip_pixels(self, frames: int) -> int:
+        return self._most(frames)
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> Size:
+    """(height, width) with the budget on one picture."""
     return _fit(height, width, 1, 1, factor, min_pixels, max_pixels)
 
 
 def smart_resize_clip(
     height: int, width: int, frames: int, temporal_factor: int, factor: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
-    """(height, width) with the budget on all frames together: GLM, where a still counts as two, and Qwen3 videos.
-
-    Sides below the factor are enlarged first, keeping the aspect.
-    """
+) -> Size:
+    """(height, width) with the budget on all frames together. Sides below the factor are enlarged first, keeping the aspect."""
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     return _fit(height, width, frames, round(frames / temporal_factor) * temporal_factor, factor, min_pixels, max_pixels)
 
 
-def _fit(
-    height: int, width: int, frames: int, rounded_frames: int, factor: int, min_pixels: int, max_pixels: int
-) -> tuple[int, int]:
+def _fit(height: int, width: int, frames: int, rounded_frames: int, factor: int, min_pixels: int, max_pixels: int) -> Size:
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise MediaError(f"A picture of {width}x{height} pixels is too narrow: the aspect ratio may be {MAX_ASPECT} at most.")
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
@@ -47,24 +100,3 @@ def _fit(
         new_height = math.ceil(height * grow / factor) * factor
         new_width = math.ceil(width * grow / factor) * factor
     return new_height, new_width
-
-
-def image_size(spec: ImageSpec, header: ImageHeader) -> tuple[int, int]:
-    """(height, width) of the resized image."""
-    if spec.budget == "per_image":
-        return smart_resize(header.height, header.width, spec.factor, spec.min_pixels, spec.max_pixels)
-    frames = spec.temporal_patch_size
-    return smart_resize_clip(header.height, header.width, frames, frames, spec.factor, spec.min_pixels, spec.max_pixels)
-
-
-def video_size(spec: VideoSpec, header: VideoHeader, frames: int) -> tuple[int, int]:
-    """(height, width) of the resized frames of a video, `frames` of which were sampled, not counting padding.
-
-    transformers refuses a clip shorter than one temporal patch; here its frame is repeated, and counted so.
-    """
-    if spec.style == "qwen2_5":
-        return smart_resize(header.height, header.width, spec.factor, spec.min_pixels, spec.max_pixels)
-    step = spec.temporal_patch_size
-    return smart_resize_clip(
-        header.height, header.width, max(frames, step), step, spec.factor, spec.min_pixels, spec.max_pixels
-    )

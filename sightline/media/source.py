@@ -1,126 +1,184 @@
-"""Whatever a user hands over as an image or a video becomes a MediaRef: bytes, digest, header. No pixel is decoded.
+"""Whatever a user hands over as an image, a video or a file becomes MediaRefs: bytes, digest, header. No pixel is decoded.
 
 path, file:// URL   read from disk, if allowed_local_media_path covers it
 data: URL           base64
 http(s):// URL      fetched, see media/fetch.py
 bytes               an encoded file
-PIL image           kept as raw RGB pixels (images only)
+PIL image, array    kept as raw RGB pixels (images only)
+ImageEmbeddings     what the tower would make of an image
+MediaRef            as it is: loaded before
+a list of images    a video of these frames (media/frame_sources.py)
 """
 
 import asyncio
-import re
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image, ImageOps
 
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.addresses import Resolver
+from sightline.media.arrays import ImageEmbeddings, embeddings_ref, is_array, picture_of
 from sightline.media.data_url import EmbeddedFile, data_of, decode_data_url
 from sightline.media.digests import Digester, digest_of
 from sightline.media.fetch import fetch, fetch_async
 from sightline.media.files import path_of_url, read_file
+from sightline.media.frame_sources import FrameSources, frames_of
+from sightline.media.frames import pack_frames
 from sightline.media.header import read_image_header, read_video_header
-from sightline.media.limits import ByteAllowance, Kind, RequestBudget, check_size, check_video
+from sightline.media.limits import (
+    ByteAllowance,
+    Kind,
+    RequestBudget,
+    check_image_work,
+    check_listed_frames,
+    check_size,
+    check_video,
+)
+from sightline.media.pdf import pages_of
 from sightline.media.pillow import pillow_errors
+from sightline.media.source_names import display_name, scheme_of
 from sightline.timing import StageClock
 from sightline.types import ImageHeader, MediaRef, VideoHeader
 
-VideoSource = str | Path | bytes
-ImageSource = VideoSource | Image.Image
+FileSource = str | Path | bytes
+ImageSource = FileSource | Image.Image | ImageEmbeddings | Any  # arrays and tensors: media/arrays.py
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}(?=://)|data(?=:)", re.IGNORECASE)
-_PASSWORD = re.compile(r"(?<=:)//[^/?#]*@")
+T = TypeVar("T")
 
 
 def load_image(
     source: ImageSource, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
 ) -> MediaRef:
     """`clock` is told how long fetching took, and how long digest and header. `budget` counts the bytes of a whole request."""
-    return _load("image", source, limits, clock or StageClock(), budget)
+    (ref,) = load_media("image", source, limits, clock, budget)
+    return ref
 
 
 def load_video(
-    source: VideoSource, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
+    source: Any, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
 ) -> MediaRef:
-    """`clock` is told how long fetching took, and how long digest and header. `budget` counts the bytes of a whole request."""
-    return _load("video", source, limits, clock or StageClock(), budget)
+    """As load_image; a list of what load_image takes is a video of these frames."""
+    (ref,) = load_media("video", source, limits, clock, budget)
+    return ref
 
 
-def load_ref(
-    kind: Kind, source: Any, limits: MediaConfig, clock: StageClock | None = None, budget: RequestBudget | None = None
-) -> MediaRef:
-    """As load_image or load_video, by the kind."""
-    return _load(kind, source, limits, clock or StageClock(), budget)
-
-
-def load_refs(
-    sources: Sequence[tuple[Kind, Any]], limits: MediaConfig, clock: StageClock, budget: RequestBudget, digester: Digester
-) -> list[MediaRef]:
-    """load_ref of each in turn, but for their digests, which are taken side by side."""
-    found: list[tuple[Kind, bytes, ImageHeader | VideoHeader, str]] = []
-    for kind, source in sources:
-        name, data = _named_bytes(kind, source, limits, clock, budget)
-        with clock.stage("header"):
-            found.append((kind, data, _header(kind, data, name, limits), name))
-    with clock.stage("header"):
-        digests = digester.digests([data for _, data, _, _ in found])
-    return [MediaRef(kind, data, own, header, name) for (kind, data, header, name), own in zip(found, digests, strict=True)]
-
-
-async def load_ref_async(
+def load_media(
     kind: Kind,
     source: Any,
     limits: MediaConfig,
     clock: StageClock | None = None,
-    resolver: Resolver | None = None,
     budget: RequestBudget | None = None,
-    executor: Executor | None = None,
-    on_fetched: Callable[[int], None] | None = None,
-) -> MediaRef:
-    """As load_image and load_video, for an event loop: it waits for the network on the loop and does all else in a thread.
-
-    `resolver` looks up host names; `executor` has the threads, by default the loop's. `on_fetched` is told, on the loop, how
-    many bytes come in over http(s) as they do; what it raises ends the fetch. Clocks are not shared between threads: give each
-    item of a request its own.
-    """
+    name: str = "",
+) -> list[MediaRef]:
+    """One image or video, or the pages of a PDF, which `budget` is told of as images. `name` is what to call it, by default
+    where it is from."""
     clock = clock or StageClock()
-    loop = asyncio.get_running_loop()
-    if not (isinstance(source, str) and _scheme(source) in ("http", "https")):
-        return await loop.run_in_executor(executor, _load, kind, source, limits, clock, budget)
-    name = display_name(source)
-    allowance = ByteAllowance(kind, name, limits, budget, on_fetched)
-    with clock.stage("fetch"):
-        data = await fetch_async(source, limits, allowance, resolver)
-    return await loop.run_in_executor(executor, _reference, kind, data, name, limits, clock)
-
-
-def _load(kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None) -> MediaRef:
-    if kind == "image" and isinstance(source, Image.Image):
+    if isinstance(source, MediaRef):
+        return [source]
+    if kind == "image" and isinstance(source, ImageEmbeddings):
         with clock.stage("header"):
-            return _from_pillow(source, limits)
-    name, data = _named_bytes(kind, source, limits, clock, budget)
-    return _reference(kind, data, name, limits, clock)
+            return [_from_embeddings(source, limits, budget)]
+    if kind == "image" and (isinstance(source, Image.Image) or is_array(source)):
+        with clock.stage("header"):
+            picture = source if isinstance(source, Image.Image) else picture_of(source)
+            return [_from_pillow(picture, f"<{type(source).__name__}>", limits)]
+    frames = frames_of(source) if kind == "video" else None
+    if frames is not None:
+        check_listed_frames(f"Video {frames.name}", len(frames.sources), limits)
+        return [_packed(frames, [load_image(frame, limits, clock, budget) for frame in frames.sources], clock)]
+    own_name, data = _named_bytes(kind, source, limits, clock, budget, name)
+    return _references(kind, data, own_name, limits, clock, budget)
+
+
+def load_all(
+    sources: Sequence[tuple[Kind, Any, str]], limits: MediaConfig, clock: StageClock, budget: RequestBudget, digester: Digester
+) -> list[list[MediaRef]]:
+    """load_media of each (kind, source, name) in turn, but for the digests of plain files, which are taken side by side."""
+    found: list[list[MediaRef]] = []
+    plain: list[tuple[int, Kind, bytes, ImageHeader | VideoHeader, str]] = []
+    for kind, source, name in sources:
+        if kind == "pdf" or (kind == "video" and frames_of(source) is not None):
+            found.append(load_media(kind, source, limits, clock, budget, name))
+            continue
+        own_name, data = _named_bytes(kind, source, limits, clock, budget, name)
+        with clock.stage("header"):
+            plain.append((len(found), kind, data, _header(kind, data, own_name, limits), own_name))
+        found.append([])
+    with clock.stage("header"):
+        digests = digester.digests([data for _, _, data, _, _ in plain])
+    for (index, kind, data, header, own_name), digest in zip(plain, digests, strict=True):
+        found[index] = [_reference_of(kind, data, digest, header, own_name)]
+    return found
+
+
+@dataclass(frozen=True)
+class AsyncLoader:
+    """load_media for an event loop: it waits for the network on the loop and does all else in a thread.
+
+    Clocks are not shared between threads: give each item of a request its own.
+    """
+
+    limits: MediaConfig
+    resolver: Resolver | None = None  # looks up host names
+    budget: RequestBudget | None = None
+    executor: Executor | None = None  # has the threads; by default the loop's
+    on_fetched: Callable[[int], None] | None = None  # told, on the loop, how many bytes come in; what it raises ends the fetch
+
+    async def load(self, kind: Kind, source: Any, clock: StageClock | None = None, name: str = "") -> list[MediaRef]:
+        clock = clock or StageClock()
+        frames = frames_of(source) if kind == "video" else None
+        if frames is not None:
+            check_listed_frames(f"Video {frames.name}", len(frames.sources), self.limits)
+            stills = [ref for frame in frames.sources for ref in await self.load("image", frame, clock)]
+            return [await self._in_thread(_packed, frames, stills, clock)]
+        if not (isinstance(source, str) and scheme_of(source) in ("http", "https")):
+            return await self._in_thread(load_media, kind, source, self.limits, clock, self.budget, name)
+        own_name = name or display_name(source)
+        allowance = ByteAllowance(kind, own_name, self.limits, self.budget, self.on_fetched)
+        with clock.stage("fetch"):
+            data = await fetch_async(source, self.limits, allowance, self.resolver)
+        return await self._in_thread(_references, kind, data, own_name, self.limits, clock, self.budget)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)
+
+
+def _packed(frames: FrameSources, stills: Sequence[MediaRef], clock: StageClock) -> MediaRef:
+    with clock.stage("header"):
+        return pack_frames(stills, frames.name, frames.fps)
 
 
 def _named_bytes(
-    kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None
+    kind: Kind, source: Any, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None, given_name: str = ""
 ) -> tuple[str, bytes]:
     if not isinstance(source, str | Path | bytes | EmbeddedFile):
         raise MediaError(f"The {kind} cannot be read: an object of type {type(source).__name__} is no source of one.")
-    name = "<bytes>" if isinstance(source, bytes) else display_name(source)
+    name = given_name or ("<bytes>" if isinstance(source, bytes) else display_name(source))
     with clock.stage("fetch"):
         return name, _read(source, ByteAllowance(kind, name, limits, budget), limits)
 
 
-def _reference(kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock) -> MediaRef:
+def _references(
+    kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None
+) -> list[MediaRef]:
     with clock.stage("header"):
-        header = _header(kind, data, name, limits)
-        return MediaRef(kind, data, digest_of(data), header, name)
+        if kind == "pdf":
+            pages = pages_of(data, name, limits)
+            if budget is not None:
+                budget.take_items(["image"] * len(pages))
+            return pages
+        return [_reference_of(kind, data, digest_of(data), _header(kind, data, name, limits), name)]
+
+
+def _reference_of(kind: Kind, data: bytes, digest: bytes, header: ImageHeader | VideoHeader, name: str) -> MediaRef:
+    assert kind != "pdf", "a PDF is its pages"
+    return MediaRef(kind, data, digest, header, name)
 
 
 def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHeader | VideoHeader:
@@ -131,15 +189,24 @@ def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHea
     if kind == "image":
         image = read_image_header(data, name)
         check_size(subject, image.width, image.height, limits)
+        check_image_work(subject, image, limits)
         return image
     video = read_video_header(data, name, limits.max_video_frames)
     check_size(subject, video.width, video.height, limits)
-    check_video(subject, video.width, video.height, video.frame_count, video.duration, limits)
+    check_video(subject, video.duration, limits)
     return video
 
 
-def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:
-    name = f"<{type(image).__name__}>"
+def _from_embeddings(given: ImageEmbeddings, limits: MediaConfig, budget: RequestBudget | None) -> MediaRef:
+    name = "<embeddings>"
+    allowance = ByteAllowance("image", name, limits, budget)
+    allowance.check(len(given.data))
+    allowance.take(len(given.data))
+    check_size(f"Image {name}", given.width, given.height, limits)
+    return embeddings_ref(given, name)
+
+
+def _from_pillow(image: Image.Image, name: str, limits: MediaConfig) -> MediaRef:
     if image.width == 0 or image.height == 0:
         raise MediaError(f"Image {name} cannot be used: its size is {image.width}x{image.height} pixels.")
     check_size(f"Image {name}", image.width, image.height, limits)
@@ -151,7 +218,7 @@ def _from_pillow(image: Image.Image, limits: MediaConfig) -> MediaRef:
     return MediaRef("image", pixels, digest, ImageHeader("RGB", width, height, 1), name)
 
 
-def _read(source: VideoSource | EmbeddedFile, allowance: ByteAllowance, limits: MediaConfig) -> bytes:
+def _read(source: FileSource | EmbeddedFile, allowance: ByteAllowance, limits: MediaConfig) -> bytes:
     """The encoded bytes, within limits."""
     if isinstance(source, EmbeddedFile):
         return data_of(source, allowance)
@@ -161,7 +228,7 @@ def _read(source: VideoSource | EmbeddedFile, allowance: ByteAllowance, limits: 
         return source
     if isinstance(source, Path):
         return read_file(source, limits.allowed_local_media_path, allowance)
-    scheme = _scheme(source)
+    scheme = scheme_of(source)
     if scheme == "data":
         return decode_data_url(source, allowance)
     if scheme in ("http", "https"):
@@ -173,33 +240,3 @@ def _read(source: VideoSource | EmbeddedFile, allowance: ByteAllowance, limits: 
             f"{allowance.subject} cannot be read: scheme {scheme!r} is not supported; use data, http, https, file or a path."
         )
     return read_file(Path(source), limits.allowed_local_media_path, allowance)
-
-
-def is_data_url(source: Any) -> bool:
-    """Whether it carries its data itself, so that nothing has to be waited for."""
-    return isinstance(source, EmbeddedFile) or (isinstance(source, str) and _scheme(source) == "data")
-
-
-def _scheme(text: str) -> str:
-    found = _SCHEME.match(text)
-    return found[0].lower() if found else ""
-
-
-def display_name(source: str | Path | EmbeddedFile) -> str:
-    """A source fit for messages and logs: one short line of printable text, and nothing of what it carries.
-
-    Of a data URL the type is kept; of other URLs neither passwords nor the query, where signatures stand.
-    """
-    if isinstance(source, EmbeddedFile):
-        return f"{source.start}… ({source.characters:,} characters)"
-    text = str(source)
-    scheme, most = _scheme(text), 100
-    if scheme == "data":
-        shown = text[: text.find(",", 0, most) + 1] or text[:most]
-    elif scheme in ("http", "https"):
-        shown = _PASSWORD.sub("//…@", text[:2000])
-        shown = (shown.partition("?")[0] + ("?…" if "?" in shown else ""))[:most]
-    else:
-        shown = text[:most]
-    line = "".join(character if character.isprintable() else "\ufffd" for character in shown)
-    return line if len(text) <= most and scheme != "data" else f"{line}… ({len(text):,} characters)"

@@ -10,47 +10,51 @@ from safetensors import SafetensorError, safe_open
 
 from sightline.errors import CheckpointError
 from sightline.json_files import read_json
+from sightline.models.expert_layout import INDEX_FILE, SINGLE_FILE
 from sightline.models.weight_table import canonical_name, is_derived
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+from sightline.models.weights.boxes import Box, whole
 
 
 class Checkpoint:
     """Tensors by canonical name, read from disk only when asked for."""
 
     def __init__(self, handles: dict[Path, Any]) -> None:
-        self._places: dict[str, tuple[Path, str]] = {}
+        self._locations: dict[str, tuple[Path, str]] = {}
         self._handles = handles
         for path, handle in handles.items():
             for stored in handle.keys():  # noqa: SIM118  (not a dict: safe_open has no iterator)
                 name = canonical_name(stored)
                 if is_derived(name):
                     continue
-                if name in self._places:
-                    other = self._places[name][0].name
+                if name in self._locations:
+                    other = self._locations[name][0].name
                     raise CheckpointError(f"Tensor '{stored}' stands twice in the checkpoint, in {other} and in {path.name}.")
-                self._places[name] = (path, stored)
+                self._locations[name] = (path, stored)
 
     def names(self) -> set[str]:
-        return set(self._places)
+        return set(self._locations)
 
     def stored_name(self, name: str) -> str:
-        return self._places[name][1]
+        return self._locations[name][1]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        path, stored = self._places[name]
+        path, stored = self._locations[name]
         return tuple(self._handles[path].get_slice(stored).get_shape())
 
     def dtype(self, name: str) -> str:
         """As safetensors names it: BF16, F8_E4M3, …"""
-        path, stored = self._places[name]
+        path, stored = self._locations[name]
         return str(self._handles[path].get_slice(stored).get_dtype())
 
-    def tensor(self, name: str) -> torch.Tensor:
-        path, stored = self._places[name]
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        """The tensor, or a box of it: a view of the mapped file, so that the rest is never read from disk."""
+        path, stored = self._locations[name]
         try:
-            tensor: torch.Tensor = self._handles[path].get_tensor(stored)
+            handle = self._handles[path]
+            if box is None or box == whole(self.shape(name)):
+                tensor: torch.Tensor = handle.get_tensor(stored)
+            else:
+                tensor = handle.get_slice(stored)[tuple(slice(start, stop) for start, stop in box)]
         except SafetensorError as error:
             raise CheckpointError(f"Tensor '{stored}' cannot be read from {path}: {error}.") from None
         return tensor

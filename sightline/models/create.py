@@ -1,7 +1,9 @@
 """Writes a checkpoint folder in the Hub's layout: JSON files, tokenizer, template and, if wanted, random weights."""
 
+import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 from sightline.errors import CheckpointError, ConfigError
-from sightline.models.checkpoint import INDEX_FILE, SINGLE_FILE
-from sightline.models.families import FAMILIES, read_model_spec
+from sightline.models.expert_layout import INDEX_FILE, SINGLE_FILE, VERSIONS
 from sightline.models.family import Family
-from sightline.models.weight_table import Shape, WeightTable, hub_name
-from sightline.prompt.byte_tokenizer import SMALL_BASE, special_tokens, write_byte_tokenizer
-from sightline.prompt.template import own_template
+from sightline.models.registry import family_named, read_model_spec
+from sightline.models.weight_table import WeightTable, hub_name
+from sightline.models.weights.expressions import Stored, TensorShape
+from sightline.prompt.byte_tokenizer import SMALL_BASE, write_byte_tokenizer
+from sightline.spec import ExpertLayout
 
 SHARD_BYTES = 4 * 1024**3
 
@@ -29,48 +32,55 @@ def create_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
     shard_bytes: int = SHARD_BYTES,
+    expert_layout: ExpertLayout | None = None,
 ) -> None:
     """A loadable checkpoint. Every parameter is random, norms and biases too, so that no mistake hides behind a 0 or a 1."""
     family, config = _choose(family_name, size)
+    if expert_layout is not None:
+        config["transformers_version"] = _version_for(family, expert_layout)
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; a new checkpoint is written to a new or empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
     vocab = config["text_config"]["vocab_size"]
-    tokens = special_tokens(family.name, SMALL_BASE if size == "tiny" else None)
+    tokens = family.special_tokens.ids(SMALL_BASE if size == "tiny" else None)
     assert max(tokens.values()) < vocab
     _write_json_files(folder, family, config, tokens, dtype)
     write_byte_tokenizer(folder, tokens, eos=family.eos_tokens[0])
-    (folder / "chat_template.jinja").write_text(own_template(family.name), encoding="utf-8")
+    shutil.copyfile(family.chat_template, folder / "chat_template.jinja")
     if weights:
-        table = family.weight_table(read_model_spec(folder))
+        table = family.weight_table(dataclasses.replace(read_model_spec(folder), expert_layout=expert_layout))
         _write_weights(folder, table, dtype, seed, shard_bytes)
 
 
 def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
-    if family_name not in FAMILIES:
-        raise ConfigError(f"There is no family {family_name!r}; there are {', '.join(FAMILIES)}.")
-    family = FAMILIES[family_name]
+    family = family_named(family_name)
     if size not in family.sizes:
         raise ConfigError(f"Family {family_name} has no size {size!r}; it has {', '.join(family.sizes)}.")
     return family, json.loads(json.dumps(family.sizes[size]))  # a copy that may be filled in
 
 
+def _version_for(family: Family, layout: ExpertLayout) -> str:
+    """What config.json must say, so that this layout is seen."""
+    if layout not in family.expert_layouts:
+        known = " or ".join(family.expert_layouts) or "none"
+        raise ConfigError(f"Family {family.name} has no experts stored as {layout!r}; it has {known}.")
+    return VERSIONS[layout]
+
+
 def _write_json_files(folder: Path, family: Family, config: dict[str, Any], tokens: dict[str, int], dtype: torch.dtype) -> None:
     ends = [tokens[name] for name in family.eos_tokens]
-    config["text_config"] |= {
-        "model_type": f"{family.model_type}_text",
-        "dtype": str(dtype).removeprefix("torch."),
-        "eos_token_id": ends[0] if len(ends) == 1 or family.model_type != "glm4v" else ends,
-        "pad_token_id": tokens["<|endoftext|>"],
-    }
-    if family.model_type == "qwen2_5_vl":  # transformers fills in an id outside a small vocabulary otherwise
-        config["text_config"]["bos_token_id"] = tokens["<|endoftext|>"]
-    config["vision_config"]["model_type"] = f"{family.model_type}_vision"
+    config["text_config"] |= {"dtype": str(dtype).removeprefix("torch.")}
+    for field, named in family.text_token_fields.items():
+        config["text_config"][field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
     config |= {"architectures": [family.architecture], "model_type": family.model_type}
     config |= {field: tokens[name] for field, name in family.token_fields.items()}
     files: dict[str, Any] = {
         "config.json": config,
-        "generation_config.json": {"do_sample": False, "eos_token_id": ends, "pad_token_id": tokens["<|endoftext|>"]},
+        "generation_config.json": {
+            "do_sample": False,
+            "eos_token_id": ends,
+            "pad_token_id": config["text_config"].get("pad_token_id", ends[0]),  # a family may name none
+        },
         "preprocessor_config.json": dict(family.preprocessor),
     }
     if family.video_preprocessor is not None:
@@ -80,22 +90,23 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
 
 
 def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int) -> None:
-    shapes = {hub_name(name): shape for source in table.values() for name, shape in source.tensors}
+    stored = {hub_name(name): tensor for name, tensor in table.stored().items()}
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
     generator = torch.Generator().manual_seed(seed)
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: _random_tensor(name, shapes[name], generator).to(dtype) for name in names}
+        tensors = {name: _random_tensor(name, stored[name], generator).to(dtype) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(names, file)
+        weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _shards(shapes: dict[str, Shape], itemsize: int, most: int) -> Iterator[list[str]]:
+def _shards(shapes: dict[str, TensorShape], itemsize: int, most: int) -> Iterator[list[str]]:
     names: list[str] = []
     used = 0
     for name, shape in shapes.items():
@@ -108,11 +119,13 @@ def _shards(shapes: dict[str, Shape], itemsize: int, most: int) -> Iterator[list
     yield names
 
 
-def _random_tensor(name: str, shape: Shape, generator: torch.Generator) -> torch.Tensor:
+def _random_tensor(name: str, stored: Stored, generator: torch.Generator) -> torch.Tensor:
     """Matrices keep the size of what passes through them, so attention is not flat and a deep stack stays finite."""
-    value = torch.randn(shape, generator=generator)
-    if len(shape) == 1:
+    value = torch.randn(stored.shape, generator=generator)
+    if stored.mean is not None:
+        return stored.mean + 0.2 * value
+    if value.ndim == 1:
         return 1.0 + 0.2 * value if name.endswith("weight") else 0.2 * value
     if "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
         return value
-    return value * math.sqrt(1 / math.prod(shape[1:]))
+    return value * math.sqrt(1 / stored.fan_in)

@@ -1,178 +1,204 @@
-"""The language model: one decoder for every family; TextSpec says what differs."""
+"""The language model: one decoder for every family, a list of layers; TextSpec says which."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from sightline.models.inputs import ForwardBatch, LayerCache, WantedTokens
-from sightline.models.layers import GatedMLP, RMSNorm, add_product, apply_linear
-from sightline.ops.attention import paged_attention
-from sightline.ops.linear import FEW_ROWS, linear
-from sightline.ops.new_tokens import attend_new_tokens
-from sightline.ops.qkv import HeadNorms, rotate_and_store
-from sightline.ops.rotary import RotaryTable, TextRotation, make_rotary_table, mrope_axes
-from sightline.ops.rows import embed_rows
-from sightline.ops.sequences import PagedSequences
-from sightline.spec import TextSpec
+from sightline.models.attention import Attention
+from sightline.models.experts import Experts, Router
+from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
+from sightline.models.layers import GatedMLP, RMSNorm
+from sightline.models.linear import Linear, TiedHead, sum_over_ranks
+from sightline.models.rotary_tables import RotaryTables
+from sightline.ops.linear import SMALL_M
+from sightline.ops.merge_embeddings import merge_embeddings
+from sightline.ops.workspace import Workspace
+from sightline.parallel.group import Group
+from sightline.parallel.split import Span
+from sightline.spec import AttentionSpec, ExpertsSpec, GatedMLPSpec, LayerSpec, TextSpec
 
 
-class Attention(nn.Module):
-    def __init__(self, spec: TextSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        heads = spec.num_heads + 2 * spec.num_kv_heads
-        self.qkv = nn.Linear(spec.hidden_size, heads * spec.head_dim, bias=spec.qkv_bias)
-        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
-        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps) if spec.qk_norm else None
-        self.out = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
+class Mixer(Protocol):
+    """Mixes tokens of a sequence: attention, or a recurrence. Reads and writes the cache that its spec names."""
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        batch: ForwardBatch,
-        cache: LayerCache,
-        rotation: TextRotation,
-        only: WantedTokens | None,
+    out: Linear
+    graph_safe: bool  # whether a CUDA graph of it stays right: it takes nothing that varies from the host
+
+    def prepare(self, tables: RotaryTables) -> None:
+        """Makes what does not come from the checkpoint."""
+
+    def __call__(
+        self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, logits_indices: LogitsIndices | None
     ) -> torch.Tensor:
-        """What `out` takes, of all tokens or of those alone; all have their keys and values stored."""
-        qkv = apply_linear(self.qkv, hidden).unflatten(1, (-1, self.spec.head_dim))
-        norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.spec.norm_eps)
-        if only is not None and not batch.sequences.one_query_each:
-            q = rotate_and_store(qkv, norms, rotation, cache.keys, cache.values, batch.slots)
-            return _attend_only(only, q, batch.sequences.page_table, cache).flatten(1)
-        attended = attend_new_tokens(
-            qkv, norms, rotation, cache.keys, cache.values, batch.slots, batch.sequences, batch.key_items
-        ).flatten(1)
-        return attended if only is None else attended[only.index]
+        """What `out` takes: of all tokens [tokens, size], or of those alone. All of them go into the cache."""
 
 
-def _attend_only(wanted: WantedTokens, q: torch.Tensor, page_table: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-    """q [tokens, heads, head_dim]. Returns [wanted, heads, head_dim]."""
-    if not len(wanted.index):
-        return q[:0]
-    single = PagedSequences(
-        page_table[wanted.sequence],
-        wanted.query_starts,
-        wanted.context_lengths,
-        (1,) * len(wanted.index),
-        wanted.context_lengths_host,
-    )
-    return paged_attention(q[wanted.index], cache.keys, cache.values, single)
+class MLP(Protocol):
+    """Works on each token by itself."""
+
+    @property
+    def graph_safe(self) -> bool:
+        """As a mixer's."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + self(x), in the memory of `residual`."""
+
+
+# What makes the modules that a LayerSpec names, by the type of its parts' specs: (spec, text spec) -> Mixer or MLP.
+Modules = Mapping[type, Callable[[Any, TextSpec], Any]]
+BUILT_IN: Modules = {
+    AttentionSpec: lambda spec, text: Attention(spec, text.hidden_size, text.norm_eps),
+    GatedMLPSpec: lambda spec, text: GatedMLP(text.hidden_size, spec.intermediate_size, bias=False),
+    ExpertsSpec: lambda spec, text: Experts(spec, text.hidden_size),
+}
 
 
 def norm_of_sum(
-    norm: RMSNorm, hidden: torch.Tensor, pending: torch.Tensor, tap: torch.Tensor | None, row_index: torch.Tensor | None
+    norm: RMSNorm,
+    hidden: torch.Tensor,
+    pending: torch.Tensor,
+    deepstack: torch.Tensor | None,
+    embedding_index: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm(total), total), where total is hidden + pending, and + tap[row_index] for vision tokens. tap [rows, size]"""
-    if tap is None or row_index is None:
+    """(norm(total), total), where total is hidden + pending, and + deepstack[embedding_index] for vision tokens.
+
+    deepstack [rows, size].
+    """
+    if deepstack is None or embedding_index is None:
         return norm.after_add(pending, hidden)
-    return norm.after_add_of_rows(pending, hidden, tap, row_index)
+    return norm.after_add_of_rows(pending, hidden, deepstack, embedding_index)
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, spec: TextSpec) -> None:
+    mixer: Mixer
+    mlp: MLP
+
+    def __init__(self, spec: LayerSpec, text: TextSpec, modules: Modules) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.attention = Attention(spec)
-        self.attention_out_norm = RMSNorm(spec.hidden_size, spec.norm_eps) if spec.sandwich_norm else None
-        self.mlp_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.mlp_out_norm = RMSNorm(spec.hidden_size, spec.norm_eps) if spec.sandwich_norm else None
+        self.input_norm = RMSNorm(text.hidden_size, text.norm_eps)
+        self.mixer = modules[type(spec.mixer)](spec.mixer, text)
+        self.attention_out_norm = RMSNorm(text.hidden_size, text.norm_eps) if text.sandwich_norm else None
+        self.mlp_norm = RMSNorm(text.hidden_size, text.norm_eps)
+        self.mlp = modules[type(spec.mlp)](spec.mlp, text)
+        self.mlp_out_norm = RMSNorm(text.hidden_size, text.norm_eps) if text.sandwich_norm else None
 
     def forward(
         self,
         hidden: torch.Tensor,
         pending: torch.Tensor | None,
-        tap: torch.Tensor | None,
+        deepstack: torch.Tensor | None,
         batch: ForwardBatch,
         cache: LayerCache,
-        rotation: TextRotation,
-        tap_follows: bool,
-        only: WantedTokens | None,
+        deepstack_follows: bool,
+        logits_indices: LogitsIndices | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Its input is hidden + pending (+ tap), its output hidden + pending: adds are left to the norm that follows them.
+        """Takes hidden + pending (+ deepstack), returns hidden + pending: adds are left to the norm that follows them.
 
-        With more than a few rows the products add to the stream in place instead, and nothing is pending: one pass over memory
-        less each. `only`: those whose output anybody reads; all have their keys and values stored.
+        With more rows than SMALL_M the GEMMs add to the residual in place instead, and nothing is pending: one pass over
+        memory less each. `logits_indices`: those whose output anybody reads; all have their keys and values stored.
         """
         if pending is None:
             normed = self.input_norm(hidden)
         else:
-            normed, hidden = norm_of_sum(self.input_norm, hidden, pending, tap, batch.row_index)
-        attended = self.attention(normed, batch, cache, rotation, only)
-        if only is not None:
-            hidden = hidden[only.index]
+            normed, hidden = norm_of_sum(self.input_norm, hidden, pending, deepstack, batch.embedding_index)
+        mixed = self.mixer(normed, batch, cache, logits_indices)
+        if logits_indices is not None:
+            hidden = hidden[logits_indices.index]
             if not len(hidden):
                 return hidden, None
         if self.attention_out_norm is not None and self.mlp_out_norm is not None:
-            projected = self.attention_out_norm(apply_linear(self.attention.out, attended))
+            projected = self.attention_out_norm(self.mixer.out(mixed))
             normed, hidden = self.mlp_norm.after_add(projected, hidden)
             return hidden, self.mlp_out_norm(self.mlp(normed))
-        if hidden.shape[0] <= FEW_ROWS:
-            normed, hidden = self.mlp_norm.after_add(apply_linear(self.attention.out, attended), hidden)
+        if hidden.shape[0] <= SMALL_M:
+            normed, hidden = self.mlp_norm.after_add(self.mixer.out(mixed), hidden)
             return hidden, self.mlp(normed)
-        hidden = add_product(hidden, attended, self.attention.out)
+        hidden = self.mixer.out.add_to(hidden, mixed)
         normed = self.mlp_norm(hidden)
-        if tap_follows:
+        if deepstack_follows:
             return hidden, self.mlp(normed)
-        return add_product(hidden, self.mlp.inner(normed), self.mlp.last), None
+        return self.mlp.add_to(hidden, normed), None
 
 
 class Decoder(nn.Module):
-    def __init__(self, spec: TextSpec) -> None:
+    def __init__(self, spec: TextSpec, modules: Modules = BUILT_IN, vocabulary: int | None = None) -> None:
         super().__init__()
         self.spec = spec
+        rows = spec.vocab_size if vocabulary is None else vocabulary
         # Given a weight it draws none: normal numbers on the meta device would import torch's compiler, which takes a second.
-        self.embed_tokens = nn.Embedding(
-            spec.vocab_size, spec.hidden_size, _weight=torch.empty(spec.vocab_size, spec.hidden_size)
-        )
-        self.layers = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.num_layers))
+        self.embed_tokens = nn.Embedding(rows, spec.hidden_size, _weight=torch.empty(rows, spec.hidden_size))
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(DecoderLayer(layer, spec, modules) for layer in spec.layers)  # type: ignore[assignment]
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.lm_head = None if spec.tie_word_embeddings else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
-        self.rotary: RotaryTable
-        self.axes: torch.Tensor
+        tied = spec.tie_word_embeddings
+        self.lm_head = TiedHead(self.embed_tokens) if tied else Linear(spec.hidden_size, rows, bias=False)
+        self.ranks: tuple[Group, tuple[Span, ...]] | None = None  # with the spans of the vocabulary that they have
 
     def prepare(self, max_position: int) -> None:
         """Makes what does not come from the checkpoint; called once after the weights are loaded."""
-        device, rope = self.embed_tokens.weight.device, self.spec.rope
-        self.rotary = make_rotary_table(max_position, rope.rotary_dim, rope.theta, device)
-        self.axes = mrope_axes(rope.sections, rope.layout, device)
+        tables = RotaryTables(max_position, self.embed_tokens.weight.device)
+        for layer in self.layers:
+            layer.mixer.prepare(tables)
+
+    def use_workspace(self, workspace: Workspace | None) -> None:
+        """Linear maps work in it from now on; captured graphs hold its address."""
+        for module in self.modules():
+            if isinstance(module, Linear | TiedHead | Router):
+                module.workspace = workspace
+
+    def use_group(self, group: Group, vocabulary: tuple[Span, ...]) -> None:
+        """The model is held together with other ranks: sums over them are made where parts of sums are."""
+        self.ranks = group, vocabulary
+        sum_over_ranks(self, group)
 
     @contextmanager
-    def only_first(self, count: int) -> Iterator[None]:
-        """Inside, the decoder has its first layers alone: enough to see what a step takes, for the others do the same."""
+    def only(self, indices: Sequence[int]) -> Iterator[None]:
+        """Inside, the decoder has these layers alone: enough to see what a step takes, if the others are like them."""
         every = self.layers
-        self.layers = every[:count]
+        self.layers = nn.ModuleList(every[index] for index in indices)  # type: ignore[assignment]
         try:
             yield
         finally:
             self.layers = every
 
-    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> torch.Tensor:
-        """Logits of the wanted tokens, [wanted, vocab], in the model's dtype."""
-        hidden = embed_rows(batch.token_ids, self.embed_tokens.weight, batch.vision_rows, batch.row_index)
-        taps = self._taps(batch)
-        rotation = TextRotation(batch.positions, self.rotary, self.axes, self.spec.rope.pairing)
-        pending, tap = None, None
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """Logits at `logits_indices`, [logits, vocab], in the model's dtype."""
+        hidden = self._embed(batch)
+        deepstack_features = self._deepstack_features(batch)
+        pending, deepstack = None, None
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            tap_follows, is_last = index < len(taps), index == len(self.layers) - 1
-            only = batch.wanted if is_last else None
-            hidden, pending = layer(hidden, pending, tap, batch, cache, rotation, tap_follows, only)
-            tap = taps[index] if tap_follows else None
-        rows = None if tap is None or batch.row_index is None else batch.row_index[batch.wanted.index]
+            deepstack_follows, is_last = index < len(deepstack_features), index == len(self.layers) - 1
+            logits_indices = batch.logits_indices if is_last else None
+            hidden, pending = layer(hidden, pending, deepstack, batch, cache, deepstack_follows, logits_indices)
+            deepstack = deepstack_features[index] if deepstack_follows else None
+        rows = None if deepstack is None or batch.embedding_index is None else batch.embedding_index[batch.logits_indices.index]
         if pending is None:
             normed = self.norm(hidden)
         else:
-            normed, _ = norm_of_sum(self.norm, hidden, pending, tap, rows)
-        head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return linear(normed, head, None)
+            normed, _ = norm_of_sum(self.norm, hidden, pending, deepstack, rows)
+        logits: torch.Tensor = self.lm_head(normed)
+        if self.ranks is not None:
+            group, vocabulary = self.ranks
+            logits = group.all_gather(logits, vocabulary, dim=1)
+        return logits
 
-    def _taps(self, batch: ForwardBatch) -> list[torch.Tensor]:
+    def _embed(self, batch: ForwardBatch) -> torch.Tensor:
+        table, ids = self.embed_tokens.weight, batch.token_ids
+        if self.ranks is None:
+            return merge_embeddings(ids, table, batch.vision_embeddings, batch.embedding_index)
+        group, vocabulary = self.ranks
+        first, count = vocabulary[group.rank]
+        mine = (ids >= first) & (ids < first + count)
+        text = merge_embeddings((ids - first).masked_fill_(~mine, 0), table, None, None)
+        group.all_reduce_(text.masked_fill_(~mine[:, None], 0))
+        return merge_embeddings(torch.arange(len(ids), device=ids.device), text, batch.vision_embeddings, batch.embedding_index)
+
+    def _deepstack_features(self, batch: ForwardBatch) -> list[torch.Tensor]:
         """[rows, size] each: what vision tokens get added after layer 0, 1, …"""
-        if batch.vision_rows is None:
+        if batch.vision_embeddings is None:
             return []
-        return list(batch.vision_rows.split(self.spec.hidden_size, dim=1))[1:]
+        return list(batch.vision_embeddings.split(self.spec.hidden_size, dim=1))[1:]

@@ -1,12 +1,40 @@
-"""What a model family is, as one object: how its config is read, how its weights are named, what `model new` writes."""
+"""What a model family is, as one object: how its files are read, how its weights are named, what `model new` writes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sightline.models.fields import Fields
+from sightline.models.hf_config import finish_processor
 from sightline.models.weight_table import WeightTable
-from sightline.spec import ModelSpec, ProcessorSpec
+from sightline.prompt.byte_tokenizer import SpecialTokens
+from sightline.spec import ExpertLayout, ModelSpec, ProcessorSpec
+
+if TYPE_CHECKING:
+    from sightline.models.decoder import Modules
+    from sightline.models.tower import Tower
+
+
+@dataclass(frozen=True)
+class ProcessorFiles:
+    """What a checkpoint says of images and videos."""
+
+    image: Fields  # preprocessor_config.json
+    video: Fields  # video_preprocessor_config.json; without any field where a checkpoint has no such file
+    config: Fields  # config.json, of which everything was read already
+
+    def done(self) -> None:
+        """The family has read what it knows; what is left over must be harmless."""
+        finish_processor(self.image)
+        finish_processor(self.video)
+
+
+def patch_tower(spec: ModelSpec) -> "Tower":
+    """The tower that most families share."""
+    from sightline.models.patch_tower import PatchTower
+
+    return PatchTower(spec.patch_tower)
 
 
 @dataclass(frozen=True)
@@ -15,11 +43,22 @@ class Family:
     model_type: str  # as in config.json
     architecture: str  # the class name that transformers looks for in config.json
     read_spec: Callable[[Fields], ModelSpec]
-    # from preprocessor_config.json and video_preprocessor_config.json (None where a checkpoint has none)
-    read_processor: Callable[[Fields, Fields | None, ModelSpec], ProcessorSpec]
+    read_processor: Callable[[ProcessorFiles, ModelSpec], ProcessorSpec]
     weight_table: Callable[[ModelSpec], WeightTable]
+    # What `model new` writes
     sizes: Mapping[str, Mapping[str, Any]]  # config.json by size name, special token ids left out
     preprocessor: Mapping[str, Any]  # preprocessor_config.json
     video_preprocessor: Mapping[str, Any] | None
     token_fields: Mapping[str, str]  # config.json's token id fields and the special tokens they name
+    text_token_fields: Mapping[str, str | Sequence[str]]  # those of its text_config, pad_token_id among them
     eos_tokens: tuple[str, ...]
+    special_tokens: SpecialTokens
+    chat_template: Path
+    # Where families share a model_type: as in the files of this one's processor. None takes what no other family names.
+    processor_class: str | None = None
+    # How its checkpoints may store experts, the published way first. Empty: it has none.
+    expert_layouts: tuple[ExpertLayout, ...] = ()
+    # Modules of its own for mixers and MLPs, by the type of their specs. Called where a model is made: it may import torch.
+    modules: "Callable[[], Modules]" = dict
+    # Its tower. Called where a model is made: it may import torch.
+    tower: "Callable[[ModelSpec], Tower]" = patch_tower

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from sightline.config import MediaConfig, ModelConfig
 from sightline.errors import ConfigError
-from sightline.models.families import read_model_spec, read_processor_spec
 from sightline.models.generation import GenerationDefaults, read_generation_defaults
 from sightline.models.locate import locate_model
+from sightline.models.registry import add_family_modules, read_model_spec, read_processor_spec
+from sightline.prompt.builder import PromptBuilder
 from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ModelSpec, ProcessorSpec
@@ -16,12 +17,24 @@ from sightline.spec import ModelSpec, ProcessorSpec
 @dataclass(frozen=True)
 class ModelFiles:
     folder: Path
+    name: str  # by which it was asked for
     spec: ModelSpec
     processor: ProcessorSpec
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: GenerationDefaults
     max_model_len: int  # tokens of a prompt and its answer
+
+    def prompt_builder(self, limits: MediaConfig) -> PromptBuilder:
+        return PromptBuilder(
+            template=self.template,
+            tokenizer=self.tokenizer,
+            spec=self.spec,
+            processor=self.processor,
+            limits=limits,
+            max_model_len=self.max_model_len,
+            model=self.name,
+        )
 
 
 def read_model_files(model: ModelConfig, media: MediaConfig) -> ModelFiles:
@@ -35,16 +48,26 @@ def find_folder(model: ModelConfig) -> Path:
 
 
 def read_files_of(folder: Path, model: ModelConfig, media: MediaConfig) -> ModelFiles:
+    add_family_modules(model.family_module)
     spec = read_model_spec(folder)
     return ModelFiles(
         folder=folder,
+        name=model.model or folder.name,
         spec=spec,
         processor=read_processor_spec(folder, spec, media),
         tokenizer=Tokenizer.from_folder(folder),
-        template=ChatTemplate.from_folder(folder),
+        template=_read_template(folder, model.chat_template),
         defaults=read_generation_defaults(folder, spec),
         max_model_len=_choose_length(model.max_model_len, spec.text.max_position),
     )
+
+
+def _read_template(folder: Path, file: str | None) -> ChatTemplate:
+    if file is None:
+        return ChatTemplate.from_folder(folder)
+    if not Path(file).is_file():
+        raise ConfigError(f"chat_template is {file!r}, but there is no such file.")
+    return ChatTemplate.from_file(Path(file), folder)
 
 
 def _choose_length(wanted: int | None, made_for: int) -> int:

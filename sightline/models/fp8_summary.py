@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from sightline.models.fp8 import Fp8Linear
+from sightline.models.linear import WeightMatrix
 from sightline.models.model import VisionLanguageModel
 from sightline.models.quantise import LANGUAGE_LAYERS, is_quantisable
 
@@ -38,7 +38,7 @@ def summarise(model: VisionLanguageModel) -> Fp8Summary:
     itemsize = model.text.embed_tokens.weight.dtype.itemsize
     counts, left, saved = {LANGUAGE_LAYERS: 0, _TOWER: 0}, {LANGUAGE_LAYERS: 0, _TOWER: 0}, 0
     for part, module in _linears(model):
-        if isinstance(module, Fp8Linear):
+        if module.weight_scale is not None:
             counts[part] += 1
             saved += module.weight.numel() * (itemsize - 1) - 4 * module.weight_scale.numel()
         else:
@@ -51,13 +51,15 @@ def summarise(model: VisionLanguageModel) -> Fp8Summary:
 def could_save(model: VisionLanguageModel, dtype: torch.dtype) -> tuple[int, int]:
     """Of a model in no 8-bit floats, maybe on the meta device: how many language layers fp8 would take, and the bytes saved."""
     shapes = [
-        m.weight.shape for n, m in model.named_modules() if is_quantisable(n, m, LANGUAGE_LAYERS) and isinstance(m, nn.Linear)
+        m.weight.shape
+        for n, m in model.named_modules()
+        if isinstance(m, WeightMatrix) and is_quantisable(n, m, LANGUAGE_LAYERS)
     ]
-    return len(shapes), sum(out * size * (dtype.itemsize - 1) - 4 * out for out, size in shapes)
+    return len(shapes), sum(shape.numel() * (dtype.itemsize - 1) - 4 * shape[:-1].numel() for shape in shapes)
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _linears(model: nn.Module) -> Iterator[tuple[str, WeightMatrix]]:
     for name, module in model.named_modules():
         part = next((part for part in (LANGUAGE_LAYERS, _TOWER) if name.startswith(part)), None)
-        if part is not None and isinstance(module, nn.Linear | Fp8Linear):
+        if part is not None and isinstance(module, WeightMatrix) and not module.stays_plain:
             yield part, module

@@ -1,10 +1,24 @@
 """Parts of a checkpoint's JSON that several families write the same way."""
 
-from typing import Any, Literal, cast
+import dataclasses
+from collections.abc import Container
+from typing import Literal, cast
 
 from sightline.errors import ConfigError
 from sightline.models.fields import Fields
-from sightline.spec import ImageSpec, MediaTokens, ModelSpec, TextRopeSpec, TextSpec, VideoSpec, VisionSpec
+from sightline.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    GatedMLPSpec,
+    LayerSpec,
+    MediaTokens,
+    ModelSpec,
+    PatchSpec,
+    PatchTowerSpec,
+    TextRopeSpec,
+    TextSpec,
+    VisionSpec,
+)
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -25,9 +39,32 @@ def split_text(config: Fields) -> Fields:
 
 def read_text(
     text: Fields, *, rope_theta: float, norm_eps: float, qk_norm: bool, qkv_bias: bool, sandwich_norm: bool, tie: bool,
-    layout: Literal["blocked", "interleaved"], pairing: Literal["halves", "adjacent"],
+    layout: Literal["blocked", "interleaved"], pairing: Literal["halves", "adjacent"], partial_rotary: float = 1.0,
 ) -> TextSpec:  # fmt: skip
     """The decoder's sizes. The keyword arguments are what the family fixes, and what it assumes where a field is absent."""
+    layers = text.integer("num_hidden_layers")
+    text.must_be("layer_types", ["full_attention"] * layers)
+    attention = read_attention(
+        text, rope_theta=rope_theta, qk_norm=qk_norm, qkv_bias=qkv_bias, layout=layout, pairing=pairing,
+        partial_rotary=partial_rotary,
+    )  # fmt: skip
+    layer = LayerSpec(attention, GatedMLPSpec(text.integer("intermediate_size")))
+    return TextSpec(
+        layers=(layer,) * layers,
+        hidden_size=text.integer("hidden_size"),
+        vocab_size=text.integer("vocab_size"),
+        norm_eps=text.number("rms_norm_eps", norm_eps),
+        sandwich_norm=sandwich_norm,
+        tie_word_embeddings=tie,
+        max_position=text.integer("max_position_embeddings"),
+    )
+
+
+def read_attention(
+    text: Fields, *, rope_theta: float, qk_norm: bool, qkv_bias: bool, layout: Literal["blocked", "interleaved"],
+    pairing: Literal["halves", "adjacent"], partial_rotary: float = 1.0,
+) -> AttentionSpec:  # fmt: skip
+    """Attention of every layer that has it."""
     hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", heads)
     head_dim = text.integer("head_dim", hidden // heads)
@@ -37,24 +74,26 @@ def read_text(
     text.must_be("attention_bias", qkv_bias)
     text.must_be("use_sliding_window", False)
     text.ignore("sliding_window", "max_window_layers")  # read only when use_sliding_window is true
-    layers = text.integer("num_hidden_layers")
-    text.must_be("layer_types", ["full_attention"] * layers)
-    return TextSpec(
-        num_layers=layers,
-        hidden_size=hidden,
+    return AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=text.integer("intermediate_size"),
-        vocab_size=text.integer("vocab_size"),
-        norm_eps=text.number("rms_norm_eps", norm_eps),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        sandwich_norm=sandwich_norm,
-        tie_word_embeddings=tie,
-        rope=read_rope(text, head_dim, rope_theta, layout, pairing),
-        max_position=text.integer("max_position_embeddings"),
+        rope=read_rope(text, head_dim, rope_theta, layout, pairing, partial_rotary),
     )
+
+
+def with_experts(text: TextSpec, experts: ExpertsSpec, sparse: Container[int]) -> TextSpec:
+    """The decoder with experts as the MLP of the layers that are `sparse`."""
+    layers = (dataclasses.replace(layer, mlp=experts) if index in sparse else layer for index, layer in enumerate(text.layers))
+    return dataclasses.replace(text, layers=tuple(layers))
+
+
+def check_experts(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec:
+    if spec.chosen > spec.count:
+        raise ConfigError(f"{fields.name}: 'num_experts_per_tok' is {spec.chosen}, but there are {spec.count} experts.")
+    return spec
 
 
 def make_spec(
@@ -66,7 +105,6 @@ def make_spec(
 ) -> ModelSpec:
     """The whole spec, after the checks that every family shares and after every field was read."""
     config, text_fields, vision_fields = parts
-    _check_vision(vision_fields, vision)
     if vision.out_hidden_size != text.hidden_size:
         raise ConfigError(
             f"{config.name} contradicts itself: the tower's rows are {vision.out_hidden_size} wide ('out_hidden_size'), "
@@ -85,12 +123,11 @@ def make_spec(
     return spec
 
 
-def _check_vision(fields: Fields, spec: VisionSpec) -> None:
-    """Conditions every tower here relies on."""
-    if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
-        raise ConfigError(
-            f"{fields.name}: 'hidden_size' {spec.hidden_size} over {spec.num_heads} heads gives no head size divisible by 4."
-        )
+def check_patch_tower(fields: Fields, spec: PatchTowerSpec) -> None:
+    """Conditions that the shared tower relies on."""
+    size, heads = spec.block.hidden_size, spec.block.num_heads
+    if size % heads or spec.block.head_dim % 4:
+        raise ConfigError(f"{fields.name}: 'hidden_size' {size} over {heads} heads gives no head size divisible by 4.")
     late = [layer for layer in spec.deepstack_layers if not 0 <= layer < spec.depth]
     if late:
         raise ConfigError(f"{fields.name}: 'deepstack_visual_indexes' names block {late[0]}, but 'depth' is {spec.depth}.")
@@ -108,8 +145,8 @@ def read_dtype(config: Fields, text: Fields) -> Literal["bfloat16", "float16", "
 def read_tie(config: Fields, text: Fields) -> bool:
     """tie_word_embeddings, which transformers before 5 wrote into text_config.
 
-    Qwen's small fp8 checkpoints say false outside and true inside. Taken as true: loading checks that a head that is stored
-    is the embedding.
+    Small fp8 checkpoints are published that say false outside and true inside. Taken as true: loading checks that a head that
+    is stored is the embedding.
     """
     outer, inner = config.take("tie_word_embeddings", None), text.take("tie_word_embeddings", None)
     if outer is True and inner is False:
@@ -129,10 +166,11 @@ def read_rope(
     default_theta: float,
     layout: Literal["blocked", "interleaved"],
     pairing: Literal["halves", "adjacent"],
+    default_partial: float = 1.0,
 ) -> TextRopeSpec:
     """Rotary settings: rope_theta and rope_scaling in older configs, rope_parameters in newer ones."""
     theta = text.number("rope_theta", default_theta)
-    partial = text.number("partial_rotary_factor", 1.0)
+    partial = text.number("partial_rotary_factor", default_partial)
     if "rope_parameters" in text and "rope_scaling" in text:
         raise ConfigError(f"{text.name} has both 'rope_parameters' and 'rope_scaling'.")
     rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
@@ -162,44 +200,43 @@ def read_vision_rope_theta(vision: Fields) -> float:
     return theta
 
 
-def read_pixel_limits(config: Fields, default_min: int, default_max: int) -> tuple[int, int]:
-    """min_pixels and max_pixels, or their newer names size.shortest_edge and size.longest_edge; both are areas."""
-    least, most = default_min, default_max
+def read_patches(
+    config: Fields, spec: ModelSpec, limits: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]
+) -> PatchSpec:
+    """What images and videos have in common; sizes must agree with the tower's. The last three are the family's defaults.
+
+    The areas are min_pixels and max_pixels, or under newer names size.shortest_edge and size.longest_edge.
+    """
+    least, most = limits
     if "size" in config:
         size = config.section("size")
         least = size.integer("min_pixels", size.integer("shortest_edge", least))
         most = size.integer("max_pixels", size.integer("longest_edge", most))
         size.done()
-    return config.integer("min_pixels", least), config.integer("max_pixels", most)
-
-
-def read_geometry(config: Fields, spec: ModelSpec, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
-    """Fields that images and videos share; sizes must agree with the tower's."""
-    vision = spec.vision
-    patch = config.integer("patch_size", vision.patch_size)
-    temporal = config.integer("temporal_patch_size", vision.temporal_patch_size)
-    merge = config.integer("merge_size", vision.merge_size)
-    for name, value, expected in (
-        ("patch_size", patch, vision.patch_size),
-        ("temporal_patch_size", temporal, vision.temporal_patch_size),
-        ("merge_size", merge, vision.merge_size),
+    patch, merge = spec.patch_tower.patch_embed, spec.patch_tower.merge_size
+    for name, expected in (
+        ("patch_size", patch.patch_size),
+        ("temporal_patch_size", patch.temporal_patch_size),
+        ("merge_size", merge),
     ):
-        if value != expected:
+        if (value := config.integer(name, expected)) != expected:
             raise ConfigError(f"{config.name}: '{name}' is {value}, but the model's config.json says {expected}.")
     means, stds = config.numbers("image_mean", mean), config.numbers("image_std", std)
     if len(means) != 3 or len(stds) != 3 or 0.0 in stds:
         raise ConfigError(f"{config.name}: 'image_mean' and 'image_std' must hold three numbers each, std none of them 0.")
-    return {
-        "patch_size": patch,
-        "temporal_patch_size": temporal,
-        "merge_size": merge,
-        "mean": (means[0], means[1], means[2]),
-        "std": (stds[0], stds[1], stds[2]),
-    }
+    return PatchSpec(
+        min_pixels=config.integer("min_pixels", least),
+        max_pixels=config.integer("max_pixels", most),
+        patch_size=patch.patch_size,
+        temporal_patch_size=patch.temporal_patch_size,
+        merge_size=merge,
+        mean=(means[0], means[1], means[2]),
+        std=(stds[0], stds[1], stds[2]),
+    )
 
 
 def finish_processor(config: Fields) -> None:
-    """Steps that every processor of these families takes; a checkpoint that switches one off is refused."""
+    """Steps that every processor here takes; a checkpoint that switches one off is refused. Every field must be read by now."""
     for step in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         config.must_be(step, True)
     config.must_be("resample", 3)  # Pillow's number for bicubic
@@ -218,45 +255,3 @@ def finish_processor(config: Fields) -> None:
         "max_image_size", "use_token_compression", "max_video_tokens", "num_frames", "rescale_factor", "image_seq_length",
     )  # fmt: skip
     config.done()
-
-
-def read_image(
-    config: Fields,
-    spec: ModelSpec,
-    limits: tuple[int, int],
-    budget: Literal["per_image", "per_clip"],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> ImageSpec:
-    least, most = read_pixel_limits(config, *limits)
-    geometry = read_geometry(config, spec, mean, std)
-    finish_processor(config)
-    return ImageSpec(min_pixels=least, max_pixels=most, budget=budget, **geometry)
-
-
-def read_video(
-    config: Fields | None,
-    spec: ModelSpec,
-    style: Literal["qwen2_5", "qwen3", "glm"],
-    limits: tuple[int, int],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    tokens_per_second: float = 1.0,
-) -> VideoSpec:
-    """Sampling defaults are those of the families' published processors: 2 frames a second, 4 to 768 frames, GLM 300 s."""
-    config = Fields({}, "video_preprocessor_config.json") if config is None else config
-    least, most = read_pixel_limits(config, *limits)
-    geometry = read_geometry(config, spec, mean, std)
-    video = VideoSpec(
-        style=style,
-        min_pixels=least,
-        max_pixels=most,
-        fps=config.number("fps", 2.0),
-        min_frames=config.integer("min_frames", 4),
-        max_frames=config.integer("max_frames", 768),
-        max_seconds=config.number("max_duration", 300.0),
-        tokens_per_second=tokens_per_second,
-        **geometry,
-    )
-    finish_processor(config)
-    return video

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from sightline.ops.activations import gelu_tanh, silu_mul
-from sightline.ops.linear import add_linear, linear, linear_gelu_tanh, linear_silu_mul
+from sightline.models.linear import Linear
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.spec import Norm
 
@@ -46,41 +45,27 @@ def make_norm(kind: Norm, size: int, eps: float) -> RMSNorm | LayerNorm:
     return RMSNorm(size, eps) if kind == "rms" else LayerNorm(size, eps)
 
 
-def add_product(total: torch.Tensor, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
-    """total + module(x), in the memory of `total`; by the op where it is a plain linear map."""
-    if isinstance(module, nn.Linear):
-        return add_linear(total, x, module.weight, module.bias)
-    return total.add_(module(x))  # in 8-bit floats
-
-
-def apply_linear(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """module(x), by the op where it is a plain linear map."""
-    if isinstance(module, nn.Linear):
-        return linear(x, module.weight, module.bias)
-    out: torch.Tensor = module(x)  # in 8-bit floats
-    return out
-
-
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
 
+    graph_safe = True
+
     def __init__(self, size: int, intermediate: int, bias: bool) -> None:
         super().__init__()
-        self.gate_up: nn.Module = nn.Linear(size, 2 * intermediate, bias=bias)
-        self.down = nn.Linear(intermediate, size, bias=bias)
+        self.gate_up = Linear(size, 2 * intermediate, bias, "column")
+        self.down = Linear(intermediate, size, bias, "row")
 
     @property
-    def last(self) -> nn.Linear:
+    def last(self) -> Linear:
         return self.down
 
-    def inner(self, x: torch.Tensor) -> torch.Tensor:
-        """What the last linear map takes."""
-        if isinstance(self.gate_up, nn.Linear):
-            return linear_silu_mul(x, self.gate_up.weight, self.gate_up.bias)
-        return silu_mul(self.gate_up(x))  # in 8-bit floats
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return apply_linear(self.down, self.inner(x))
+        out: torch.Tensor = self.down(self.gate_up.silu_mul(x))
+        return out
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + self(x), in the memory of `residual`."""
+        return self.down.add_to(residual, self.gate_up.silu_mul(x))
 
 
 class GeluMLP(nn.Module):
@@ -88,19 +73,17 @@ class GeluMLP(nn.Module):
 
     def __init__(self, size: int, intermediate: int, bias: bool) -> None:
         super().__init__()
-        self.fc1: nn.Module = nn.Linear(size, intermediate, bias=bias)
-        self.fc2 = nn.Linear(intermediate, size, bias=bias)
+        self.fc1 = Linear(size, intermediate, bias, "column")
+        self.fc2 = Linear(intermediate, size, bias, "row")
 
     @property
-    def last(self) -> nn.Linear:
+    def last(self) -> Linear:
         return self.fc2
 
-    def inner(self, x: torch.Tensor) -> torch.Tensor:
-        """What the last linear map takes."""
-        if isinstance(self.fc1, nn.Linear):
-            return linear_gelu_tanh(x, self.fc1.weight, self.fc1.bias)
-        return gelu_tanh(self.fc1(x))  # in 8-bit floats
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc2(self.inner(x))
+        out: torch.Tensor = self.fc2(self.fc1.gelu_tanh(x))
         return out
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + self(x), in the memory of `residual`."""
+        return self.fc2.add_to(residual, self.fc1.gelu_tanh(x))

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from sightline.errors import ConfigError
-from sightline.models.fp8 import Fp8Linear, Fp8Weight
+from sightline.models.fp8 import Fp8Weight
+from sightline.models.linear import Linear, WeightMatrix
 from sightline.models.model import VisionLanguageModel
-from sightline.models.tower import VisionTower
-from sightline.ops.fp8 import PLACES, has_scaled_mm
+from sightline.models.tower import Tower
+from sightline.ops.fp8 import has_scaled_mm
 from sightline.spec import Fp8Spec
 
 Quantization = Literal["none", "fp8"]
@@ -49,21 +50,22 @@ class Quantiser:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Makes `value` the parameter `name`, replacing the nn.Linear that has it by an Fp8Linear where that is wanted."""
+        """Makes `value` the parameter `name`, in the format that is wanted."""
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
         value = value.to(device)
-        weight = self._choose(value) if leaf == "weight" and is_quantisable(owner, module, LANGUAGE_LAYERS) else None
-        if weight is not None:
-            assert isinstance(module, nn.Linear)
-            _replace(model, owner, Fp8Linear(weight, module.bias))
-            return
+        if leaf == "weight" and is_quantisable(owner, module, LANGUAGE_LAYERS):
+            weight = self._choose(value)
+            if weight is not None:
+                assert isinstance(module, WeightMatrix)
+                module.set_fp8(weight)
+                return
         plain = value.dequantise() if isinstance(value, Fp8Weight) else value
         setattr(module, leaf, nn.Parameter(plain.to(dtype), requires_grad=False))
 
     def as_stored(self, name: str, value: torch.Tensor) -> torch.Tensor | Fp8Weight:
         """A made-up value of the parameter `name` in the form that the checkpoint would have it in."""
-        if self.stored is None or not name.startswith(LANGUAGE_LAYERS) or value.ndim != 2:
+        if self.stored is None or not name.startswith(LANGUAGE_LAYERS) or value.ndim < 2:
             return value
         return Fp8Weight.of(value, blocks=self.stored.scales == "block")
 
@@ -82,21 +84,16 @@ class Quantiser:
             quantise_tower(model.vision)
 
 
-def quantise_tower(tower: VisionTower) -> None:
+def quantise_tower(tower: Tower) -> None:
     """Puts the linear layers of a prepared tower's blocks into 8-bit floats."""
-    for name, module in list(tower.named_modules()):
-        if is_quantisable(name, module, "blocks."):
-            assert isinstance(module, nn.Linear)
-            _replace(tower, name, Fp8Linear(Fp8Weight.of(module.weight), module.bias))
+    found = [module for name, module in tower.named_modules() if is_quantisable(name, module, "blocks.")]
+    if not found:
+        raise ConfigError("quantize_tower is on, but no linear layer of this model's tower can run in 8-bit floats.")
+    for module in found:
+        assert isinstance(module, Linear)
+        module.set_fp8(Fp8Weight.of(module.weight))
 
 
 def is_quantisable(name: str, module: nn.Module, part: str) -> bool:
-    """Whether it is a linear layer of that part with sides that the product of 8-bit floats takes."""
-    if not name.startswith(part) or not isinstance(module, nn.Linear):
-        return False
-    return not any(side % PLACES for side in module.weight.shape)
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, module)
+    """Whether it is a matrix of that part, or a stack of them, with sides that the product of 8-bit floats takes."""
+    return name.startswith(part) and isinstance(module, WeightMatrix) and module.fits_fp8

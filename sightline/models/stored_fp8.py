@@ -3,6 +3,9 @@
 x.weight                e4m3 [out, size]
 x.weight_scale          [out, 1] or [out], a scale per channel; [1] or [], one for all of them
 x.weight_scale_inv      [ceil(out / 128), ceil(size / 128)], a scale per block (a factor, whatever the name says)
+
+One tensor may hold the matrices of all experts: it and its scales then begin with an axis of experts, and both are transposed
+if one of them is ([experts, size, out]: [experts, 1, out], [experts, ceil(size / 128), ceil(out / 128)]).
 """
 
 import torch
@@ -10,7 +13,10 @@ import torch
 from sightline.errors import CheckpointError
 from sightline.models.checkpoint import Checkpoint
 from sightline.models.fp8 import Fp8Weight
-from sightline.models.weight_table import Shape, Source, WeightTable
+from sightline.models.weight_table import WeightTable
+from sightline.models.weights.boxes import Box
+from sightline.models.weights.expressions import Stored, TensorShape
+from sightline.models.weights.scaled import ALL, Scaled, Value, dequantise_box, is_whole_blocks, scale_box
 from sightline.ops.fp8 import BLOCK, FP8
 from sightline.spec import Fp8Spec
 
@@ -25,24 +31,21 @@ class StoredFp8:
         self._has_blocks = spec is not None and spec.scales == "block"
         self.scales: dict[str, str] = {}
         present = checkpoint.names()
-        for source in table.values():
-            for name, shape in source.tensors:
-                dtype = checkpoint.dtype(name) if name in present else ""
-                if dtype.startswith("F8"):
-                    self.scales[name] = self._find_scale(name, shape, dtype, spec, present)
+        for name, stored in table.stored().items():
+            dtype = checkpoint.dtype(name) if name in present else ""
+            if dtype.startswith("F8"):
+                self.scales[name] = self._find_scale(stored, dtype, spec, present)
 
-    def _find_scale(self, name: str, shape: Shape, dtype: str, spec: Fp8Spec | None, present: set[str]) -> str:
-        stored = self._checkpoint.stored_name(name)
+    def _find_scale(self, stored: Stored, dtype: str, spec: Fp8Spec | None, present: set[str]) -> str:
+        name = self._checkpoint.stored_name(stored.name)
         if spec is None:
-            raise CheckpointError(f"Tensor '{stored}' is {dtype}, but config.json has no 'quantization_config'.")
-        if dtype != _STORED_FP8 or len(shape) != 2 or not name.endswith(".weight"):
-            raise CheckpointError(f"Tensor '{stored}' is {dtype}, but only matrices of weights may be, and only {_STORED_FP8}.")
-        scale = name + spec.scale_suffix
+            raise CheckpointError(f"Tensor '{name}' is {dtype}, but config.json has no 'quantization_config'.")
+        if dtype != _STORED_FP8 or len(stored.shape) != 2 + stored.experts:
+            raise CheckpointError(f"Tensor '{name}' is {dtype}, but only matrices of weights may be, and only {_STORED_FP8}.")
+        scale = stored.name + spec.scale_suffix
         if scale not in present:
-            raise CheckpointError(f"Tensor '{stored}' is {dtype}, but the checkpoint lacks its scales '{scale}'.")
-        out, size = shape
-        blocks = (-(-out // BLOCK), -(-size // BLOCK))
-        allowed = [blocks] if spec.scales == "block" else [(out, 1), (out,), (1,), ()]
+            raise CheckpointError(f"Tensor '{name}' is {dtype}, but the checkpoint lacks its scales '{scale}'.")
+        allowed = self._scale_shapes(stored)
         if self._checkpoint.shape(scale) not in allowed:
             found = list(self._checkpoint.shape(scale))
             raise CheckpointError(
@@ -50,25 +53,51 @@ class StoredFp8:
             )
         return scale
 
-    def read(self, source: Source) -> "Fp8Weight | torch.Tensor":
-        """A parameter of which at least one part is quantised: as stored if its parts go together, else in float32."""
-        parts = [self._part(name) for name, _ in source.tensors]
-        quantised = [part for part in parts if isinstance(part, Fp8Weight)]
-        if len(quantised) == len(parts) and _go_together(quantised):
-            return Fp8Weight(torch.cat([part.values for part in quantised]), torch.cat([part.scale for part in quantised]))
-        return torch.cat([part.dequantise() if isinstance(part, Fp8Weight) else part.float() for part in parts])
+    def _blocks(self, stored: Stored) -> tuple[int, ...]:
+        """Along each axis of the tensor, how many numbers share a scale."""
+        experts, matrix = len(stored.shape) - 2, range(len(stored.shape) - 2, len(stored.shape))
+        if self._has_blocks:
+            return (1,) * experts + (BLOCK, BLOCK)
+        return (1,) * experts + tuple(1 if axis == stored.out_axis else ALL for axis in matrix)
 
-    def _part(self, name: str) -> "Fp8Weight | torch.Tensor":
-        values = self._checkpoint.tensor(name)
-        if name not in self.scales:
+    def _scale_shapes(self, stored: Stored) -> list[TensorShape]:
+        """The shapes in which scales are stored, the usual one first: a scale per block, per channel, or one for a matrix."""
+        grid = tuple(stop for _, stop in scale_box(self._blocks(stored), tuple((0, size) for size in stored.shape)))
+        if self._has_blocks:
+            return [grid]
+        channels = (*stored.shape[: stored.experts], stored.shape[stored.out_axis])
+        return [grid, channels] if stored.experts else [grid, channels, (1,), ()]
+
+    def read(self, stored: Stored, box: Box) -> Value:
+        """A box of a tensor. Of a quantised one as stored if it ends between blocks, else in float32."""
+        values = self._checkpoint.read(stored.name, box)
+        if stored.name not in self.scales:
             return values
         assert values.dtype == FP8
-        scale = self._checkpoint.tensor(self.scales[name]).float()
-        if not self._has_blocks:
-            scale = scale.flatten().expand(values.shape[0]).contiguous()
-        return Fp8Weight(values, scale)
+        blocks = self._blocks(stored)
+        scale = self._read_scale(stored, scale_box(blocks, box))
+        if is_whole_blocks(blocks, stored.shape, box):
+            return Scaled(values, scale, blocks)
+        return dequantise_box(values, scale, blocks, box)
+
+    def _read_scale(self, stored: Stored, box: Box) -> torch.Tensor:
+        """A box of the grid of scales, whichever of its shapes is stored."""
+        name = self.scales[stored.name]
+        grid, found = self._scale_shapes(stored)[0], self._checkpoint.shape(name)
+        if found == grid:
+            return self._checkpoint.read(name, box).float()
+        scale = self._checkpoint.read(name).float()  # a few numbers: not worth cutting in the file
+        whole = scale.expand(grid) if scale.numel() == 1 else scale.reshape(grid)
+        return whole[tuple(slice(start, stop) for start, stop in box)]
 
 
-def _go_together(parts: list[Fp8Weight]) -> bool:
-    """Whether the parts' scales stacked are the scales of the parts stacked: a block must not reach over a seam."""
-    return not parts[0].has_blocks or all(part.values.shape[0] % BLOCK == 0 for part in parts[:-1])
+def as_parameter(value: Value) -> "torch.Tensor | Fp8Weight":
+    """What a model is given: 8-bit floats if their scales are per output channel or per block, as its layers have them."""
+    if not isinstance(value, Scaled):
+        return value
+    experts = (1,) * (len(value.blocks) - 2)
+    if value.blocks == (*experts, BLOCK, BLOCK):
+        return Fp8Weight(value.values, value.scale)
+    if value.blocks == (*experts, 1, ALL):
+        return Fp8Weight(value.values, value.scale.squeeze(-1))
+    return value.dequantise()

@@ -38,3 +38,14 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for the output of a merged gate-and-up projection. [..., 2 * size] -> [..., size]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def _gate_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for shape in ((5, 96), (3, 4100)):
+        yield {"x": make.normal(*shape), "gate": 3 * make.normal(*shape)}
+
+
+@op(examples=_gate_examples, tolerances=_TOLERANCES)
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(gate): the output gate of attention. [rows, size] both."""
+    return x * torch.sigmoid(gate)

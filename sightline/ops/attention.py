@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
-from sightline.ops.pages import MOST_KEYS_AT_ONCE, GatheringRoom, rows_of
+from sightline.ops.pages import gathered_bytes, rows_of
 from sightline.ops.sequences import PagedSequences
+from sightline.ops.workspace import Workspace
 
 # Not cuDNN: it makes a plan for each new length, some 100 ms, and a sequence that decodes has a new length every step.
 _PAGED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Backends of attention that users can choose (attention_backend, mm_attention_backend).
+FA4, SDPA, TRITON = "fa4", "sdpa", "triton"
 _TOLERANCES = {torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(1.6e-2, 1.6e-2)}
 
 
@@ -41,7 +44,7 @@ def _segments_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     yield {"q": q, "k": k, "v": v, "segment_starts": two, "segment_lengths": (30, 10), "scale": 72**-0.5}
 
 
-@op(examples=_segments_examples, tolerances=_TOLERANCES)
+@op(examples=_segments_examples, tolerances=_TOLERANCES, backend=SDPA)
 def segment_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -85,7 +88,7 @@ def _is_for_cudnn(
     return sized and least is not None and min(segment_lengths) >= least
 
 
-@segment_attention.twin(CUDNN, when=_is_for_cudnn)
+@segment_attention.kernel(CUDNN, when=_is_for_cudnn, backend=SDPA)
 def segment_attention_cudnn(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -138,16 +141,16 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         starts = [0]
         for length in queries:
             starts.append(starts[-1] + length)
-        room = GatheringRoom(rows_of(contexts, MOST_KEYS_AT_ONCE))
+        workspace = Workspace("gathered", gathered_bytes(rows_of(contexts, 128), kv_heads, head_dim, make.dtype), make.device)
         yield {
             "q": make.normal(starts[-1], heads, head_dim),
             "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
             "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
-            "sequences": PagedSequences(table, make.tensor(starts), make.tensor(contexts), queries, contexts, room),
+            "sequences": PagedSequences(table, make.tensor(starts), make.tensor(contexts), queries, contexts, workspace),
         }
 
 
-@op(examples=_paged_examples, tolerances=_TOLERANCES)
+@op(examples=_paged_examples, tolerances=_TOLERANCES, backend=SDPA)
 def paged_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> torch.Tensor:
     """Causal attention of each sequence's new tokens over all its tokens. q and what is returned [tokens, heads, head_dim].
 

@@ -1,4 +1,4 @@
-"""Recording of CUDA graphs: the launches of a function, replayed later on the same addresses."""
+"""Capture of CUDA graphs: the launches of a function, replayed later on the same addresses."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -17,7 +17,7 @@ class Capture(Protocol):
 
 
 def capture_cuda_graphs(device: torch.device) -> Capture:
-    """Records into a pool that all graphs of this capture share. What is compiled at first use is compiled before.
+    """Captures into a pool that all graphs of this capture share. What is compiled at first use is compiled before.
 
     Both happen on one stream of its own: torch and cuBLAS keep memory for each stream that was ever used, and graphs remember
     where cuBLAS had its own. So graphs of two captures may run at the same time, those of one in turn.
@@ -30,7 +30,7 @@ def capture_cuda_graphs(device: torch.device) -> Capture:
             (first or run)()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Threads that decode images may allocate meanwhile: that is no fault of the recording.
+        # Threads that decode images may allocate meanwhile: that is no fault of the capture.
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             out = run()
         return graph.replay, out

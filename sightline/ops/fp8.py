@@ -18,7 +18,7 @@ LARGEST = 448.0
 INVERSE = 1 / LARGEST  # a factor: what CUDA makes of a division by a constant is not exactly that division
 SMALLEST_MAXIMUM = 1e-12  # where a group is all zeros its scale is this / 448, and its numbers stay zero
 BLOCK = 128
-PLACES = 16  # both sides of a matrix must be multiples of this many numbers
+SIDE_MULTIPLE = 16  # both sides of a matrix must be multiples of this many numbers
 
 
 def _quantise_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
@@ -70,8 +70,8 @@ def fp8_linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
     x [rows, size], weight e4m3 [out, size], weight_scale [out] float32, bias [out] or None. [rows, out] in x's dtype.
     """
     values, scale = _quantise(x, x.shape[1])
-    product = (values.float() @ weight.float().T) * scale * weight_scale
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    result = (values.float() @ weight.float().T) * scale * weight_scale
+    return (result if bias is None else result + bias.float()).to(x.dtype)
 
 
 @functools.cache
@@ -81,11 +81,11 @@ def has_scaled_mm(device: torch.device) -> bool:
 
 
 def _fits_scaled_mm(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    sides = weight.shape[0] % PLACES == 0 and weight.shape[1] % PLACES == 0
+    sides = weight.shape[0] % SIDE_MULTIPLE == 0 and weight.shape[1] % SIDE_MULTIPLE == 0
     return x.dtype == torch.bfloat16 and x.numel() > 0 and sides and weight.is_contiguous() and has_scaled_mm(x.device)
 
 
-@fp8_linear.twin("scaled_mm", when=_fits_scaled_mm, recordable=True)
+@fp8_linear.kernel("scaled_mm", when=_fits_scaled_mm, graph_safe=True)
 def fp8_linear_scaled_mm(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
@@ -113,8 +113,8 @@ def fp8_block_linear(
     """
     values, scale = _quantise(x, BLOCK)
     wide = values.float() * scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
-    product = wide @ dequantise_blocks(weight, weight_scale).T
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    result = wide @ dequantise_blocks(weight, weight_scale).T
+    return (result if bias is None else result + bias.float()).to(x.dtype)
 
 
 def dequantise_blocks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

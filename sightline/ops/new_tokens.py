@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from sightline.ops.attention import paged_attention
+from sightline.ops.attention import SDPA, paged_attention
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
-from sightline.ops.key_items import KeyItems, share_keys
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.qkv import HeadNorms, rotate_and_store
 from sightline.ops.rotary import Pairing, TextRotation, make_rotary_table, mrope_axes
 from sightline.ops.sequences import PagedSequences
+from sightline.ops.split_kv import SplitKV, make_split_kv
 
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
@@ -52,12 +52,16 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         }
         yield example
         if tokens == len(queries) > 1:
-            shared = share_keys(contexts, len(contexts) + 13, 64)
-            yield {**example, "key_items": KeyItems(**{name: make.tensor(values) for name, values in shared.items()})}
+            shared = make_split_kv(contexts, len(contexts) + 13, 64)
+            yield {**example, "split_kv": SplitKV(**{name: make.tensor(values) for name, values in shared.items()})}
 
 
 # In bfloat16 a key may round to its other neighbour; scores and weights move with it.
-@op(examples=_examples, tolerances={torch.float32: Tolerance(2e-5, 2e-5), torch.bfloat16: Tolerance(3.2e-2, 3.2e-2)})
+@op(
+    examples=_examples,
+    tolerances={torch.float32: Tolerance(2e-5, 2e-5), torch.bfloat16: Tolerance(3.2e-2, 3.2e-2)},
+    backend=SDPA,
+)
 def attend_new_tokens(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
@@ -66,18 +70,18 @@ def attend_new_tokens(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     sequences: PagedSequences,
-    key_items: KeyItems | None = None,
+    split_kv: SplitKV | None = None,
 ) -> torch.Tensor:
     """rotate_and_store, whose arguments come first, and paged_attention. Returns [tokens, heads, head_dim].
 
-    Slots are where the page table has the newest tokens of each sequence. key_items, where each has one new token: how a kernel
+    Slots are where the page table has the newest tokens of each sequence. split_kv, where each has one new token: how a kernel
     is to share out their keys.
     """
     q = rotate_and_store.definition(qkv, norms, rotation, k_cache, v_cache, slots)
     return paged_attention.definition(q, k_cache, v_cache, sequences)
 
 
-@attend_new_tokens.twin(TWO_OPS, when=lambda *_, **__: True, recordable=True)
+@attend_new_tokens.kernel(TWO_OPS, when=lambda *_, **__: True, graph_safe=True)
 def attend_new_tokens_in_two(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
@@ -86,7 +90,7 @@ def attend_new_tokens_in_two(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     sequences: PagedSequences,
-    key_items: KeyItems | None = None,
+    split_kv: SplitKV | None = None,
 ) -> torch.Tensor:
     q = rotate_and_store(qkv, norms, rotation, k_cache, v_cache, slots)
     return paged_attention(q, k_cache, v_cache, sequences)

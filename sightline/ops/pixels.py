@@ -60,24 +60,24 @@ def _resize_axis(images: torch.Tensor, axis: int, out_size: int) -> torch.Tensor
     out = images.new_empty(out_shape)
     # Columns: each row of each frame is a line of pixels. Rows: each frame is a line of rows.
     lines_in, lines_out = images.flatten(0, axis - 1).flatten(2), out.flatten(0, axis - 1).flatten(2)
-    for line_chunk, place_chunk in _chunks(lines_out.shape, images.device):
+    for line_chunk, column_chunk in _chunks(lines_out.shape, images.device):
         source = lines_in[line_chunk]
-        total = torch.full_like(lines_out[line_chunk, place_chunk], 1 << (WEIGHT_BITS - 1), dtype=torch.int32)
-        for index, weight in zip(indices[:, place_chunk], weights[:, place_chunk, None], strict=True):
+        total = torch.full_like(lines_out[line_chunk, column_chunk], 1 << (WEIGHT_BITS - 1), dtype=torch.int32)
+        for index, weight in zip(indices[:, column_chunk], weights[:, column_chunk, None], strict=True):
             total += source.index_select(1, index) * weight
-        lines_out[line_chunk, place_chunk] = (total >> WEIGHT_BITS).clamp_(0, 255)
+        lines_out[line_chunk, column_chunk] = (total >> WEIGHT_BITS).clamp_(0, 255)
     return out
 
 
 def _chunks(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Cuts [lines, places, values] into pieces of a bounded number of values: whole lines if they fit, else parts of one."""
-    lines, places, values = shape
+    lines, columns, values = shape
     most = _CHUNK_VALUES.get(device.type, _CHUNK_VALUES_ELSEWHERE)
-    lines_at_once = max(1, most // (places * values))
-    places_at_once = min(places, max(1, most // values))
+    lines_at_once = max(1, most // (columns * values))
+    columns_at_once = min(columns, max(1, most // values))
     for line in range(0, lines, lines_at_once):
-        for place in range(0, places, places_at_once):
-            yield slice(line, line + lines_at_once), slice(place, place + places_at_once)
+        for column in range(0, columns, columns_at_once):
+            yield slice(line, line + lines_at_once), slice(column, column + columns_at_once)
 
 
 @functools.lru_cache(maxsize=256)

@@ -67,13 +67,13 @@ def _axis_taps(
     coordinate: torch.Tensor, count: torch.Tensor, side: int, mode: str, align_corners: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices into an axis of `side` entries and their weights, for a coordinate on an axis of `count`; adds a last axis."""
-    place = coordinate.float()
+    position = coordinate.float()
     if align_corners:
-        source = place * (side - 1) / (count - 1).clamp(min=1)
+        source = position * (side - 1) / (count - 1).clamp(min=1)
     else:
-        source = (place + 0.5) * side / count - 0.5
+        source = (position + 0.5) * side / count - 0.5
     floor = source.floor()
-    offsets = torch.arange(2, device=place.device) if mode == "bilinear" else torch.arange(-1, 3, device=place.device)
+    offsets = torch.arange(2, device=position.device) if mode == "bilinear" else torch.arange(-1, 3, device=position.device)
     distance = ((source - floor)[..., None] - offsets).abs()
     if mode == "bilinear":
         weights = 1 - distance

@@ -39,7 +39,7 @@ class DrawSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Ladder:
+class Cdf:
     """Integer chances of g rows, added up: token i has running[i] - running[i - 1] of total chances, and none above total."""
 
     running: Tensor  # [g, width] int64
@@ -47,16 +47,16 @@ class Ladder:
     ids: Tensor | None  # [g, width] int64, whose chances they are; None: column i is token i
 
 
-def ladder_by_id(scores: Tensor, settings: DrawSettings) -> Ladder:
+def cdf_by_id(scores: Tensor, settings: DrawSettings) -> Cdf:
     """Without top-k and top-p, in the order of ids. scores [g, vocab] float32."""
     weights = relative_weights(scores, settings.temperature)
     if settings.min_p is not None:
         weights.masked_fill_(weights < settings.min_p, 0.0)
     running = _units(weights, scores.shape[1]).cumsum(dim=1)
-    return Ladder(running, running[:, -1:], None)
+    return Cdf(running, running[:, -1:], None)
 
 
-def ladder_by_score(scores: Tensor, settings: DrawSettings) -> Ladder:
+def cdf_by_score(scores: Tensor, settings: DrawSettings) -> Cdf:
     """Best first. scores [g, vocab] float32."""
     vocab = scores.shape[1]
     if 0 < settings.largest_k <= SELECT_UP_TO:
@@ -72,19 +72,19 @@ def ladder_by_score(scores: Tensor, settings: DrawSettings) -> Ladder:
     if settings.min_p is not None:
         likely = (weights >= settings.min_p).sum(dim=1, keepdim=True)  # the best weighs 1: none only if it is NaN
         last = torch.minimum(last, likely - 1).clamp_(min=0)
-    return Ladder(running, running.gather(1, last), ids)
+    return Cdf(running, running.gather(1, last), ids)
 
 
-def climb(ladder: Ladder, uniform: Tensor) -> Tensor:
+def invert_cdf(cdf: Cdf, uniform: Tensor) -> Tensor:
     """The tokens [g] where the running sum first exceeds uniform [g, 1] * total.
 
     A uniform number is at most 1 - 2^-53 and a total a whole number below 2^53: their rounded product is below the total, so
     that no token outside is reached; nor is a token without chances, because the sum does not grow there. The clamp is for NaN
     alone, which must not become an index out of range.
     """
-    target = (uniform * ladder.total).long()
-    place = torch.searchsorted(ladder.running, target, right=True).clamp_(max=ladder.running.shape[1] - 1)
-    return (place if ladder.ids is None else ladder.ids.gather(1, place)).squeeze(1)
+    target = (uniform * cdf.total).long()
+    index = torch.searchsorted(cdf.running, target, right=True).clamp_(max=cdf.running.shape[1] - 1)
+    return (index if cdf.ids is None else cdf.ids.gather(1, index)).squeeze(1)
 
 
 def best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,7 @@ def _by_id_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 @op(examples=_by_id_examples, tolerances={torch.float32: EXACT})
 def draw_by_id(scores: Tensor, settings: DrawSettings) -> Tensor:
     """One token [g] int64 of each row of scores [g, vocab] float32, without top-k and top-p: along the ids."""
-    return climb(ladder_by_id(scores, settings), settings.uniform)
+    return invert_cdf(cdf_by_id(scores, settings), settings.uniform)
 
 
 def _by_score_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
@@ -202,4 +202,4 @@ def _by_score_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 @op(examples=_by_score_examples, tolerances={torch.float32: EXACT})
 def draw_by_score(scores: Tensor, settings: DrawSettings) -> Tensor:
     """One token [g] int64 of each row of scores [g, vocab] float32, with top-k, top-p and min-p: along the ranks."""
-    return climb(ladder_by_score(scores, settings), settings.uniform)
+    return invert_cdf(cdf_by_score(scores, settings), settings.uniform)

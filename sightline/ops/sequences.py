@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from sightline.ops.pages import GatheringRoom
+from sightline.ops.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class PagedSequences:
     """New tokens ("queries") are the last ones of their sequence; those of all sequences stand one after another.
 
-    The host's lengths spare a wait for the device. Where a graph is recorded they are bounds of those on the device.
+    The host's lengths spare a wait for the device. Where a graph is captured they are bounds of those on the device.
     """
 
     page_table: torch.Tensor  # [sequences, max_pages] int32
@@ -23,9 +23,17 @@ class PagedSequences:
     context_lengths: torch.Tensor  # [sequences] int32: all its tokens, the new ones included
     query_lengths_host: tuple[int, ...]
     context_lengths_host: tuple[int, ...]
-    room: GatheringRoom | None = None  # without it keys stay in their pages
+    workspace: Workspace | None = None  # to gather keys in; without it they stay in their pages
 
     @property
     def one_query_each(self) -> bool:
         """As many tokens as sequences do not mean that: a graph has room for either."""
         return max(self.query_lengths_host, default=0) == 1
+
+
+@dataclass(frozen=True)
+class StateIndices:
+    """Where the states of the same sequences are, for layers that keep one."""
+
+    slots: torch.Tensor  # [sequences] int64
+    fresh: torch.Tensor  # [sequences] bool: nothing of it was computed before, its state is zero whatever the slot holds

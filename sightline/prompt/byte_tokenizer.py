@@ -8,6 +8,7 @@ ids   0 … 255      the bytes themselves, so any text round-trips and ids can b
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,6 @@ from sightline.errors import ConfigError
 
 SMALL_BASE = 256  # the first id after the bytes
 
-# In the order of the published tokenizers, so that id = base + place.
-_QWEN2_5 = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
-    *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
-    *("<tool_call>", "</tool_call>"),
-    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
-)
-_QWEN3 = (*_QWEN2_5, "<tool_response>", "</tool_response>", "<think>", "</think>")
-# The first 16 are as in a public dump of GLM-4.1V's tokenizer. The last four are placed by inference: the checkpoint lists
-# 151348 as an end token and writes its answers as <think> … </think><answer> … </answer>.
-_GLM_4_1V = (
-    *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
-    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
-    *("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>", "<|video|>"),
-    *("<think>", "</think>", "<answer>", "</answer>"),
-)
-_FAMILIES: dict[str, tuple[int, tuple[str, ...]]] = {  # published base, names
-    "qwen2.5-vl": (151643, _QWEN2_5),
-    "qwen3-vl": (151643, _QWEN3),
-    "glm-4.1v": (151329, _GLM_4_1V),
-}
 # One token each, but text that a reader of the answer should see: skip_special_tokens keeps them.
 VISIBLE = {
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<answer>", "</answer>"),
@@ -44,17 +23,19 @@ VISIBLE = {
 }
 
 
-def special_tokens(family: str, base: int | None = None) -> dict[str, int]:
-    """A family's special tokens and their ids: the published ids, or the same order from `base` on."""
-    if family not in _FAMILIES:
-        raise ConfigError(
-            f"There is no list of special tokens for family {family!r}; there are {', '.join(sorted(_FAMILIES))}."
-        )
-    published, names = _FAMILIES[family]
-    first = published if base is None else base
-    if first < SMALL_BASE:
-        raise ConfigError(f"Special tokens cannot start at id {first}: ids below {SMALL_BASE} are the bytes.")
-    return {name: first + place for place, name in enumerate(names)}
+@dataclass(frozen=True)
+class SpecialTokens:
+    """A family's special tokens in the order of their ids, and the id that the first has in published checkpoints."""
+
+    first: int
+    names: tuple[str, ...]
+
+    def ids(self, first: int | None = None) -> dict[str, int]:
+        """The published ids, or those from `first` on in the same order."""
+        first = self.first if first is None else first
+        if first < SMALL_BASE:
+            raise ConfigError(f"Special tokens cannot start at id {first}: ids below {SMALL_BASE} are the bytes.")
+        return {name: first + index for index, name in enumerate(self.names)}
 
 
 def write_byte_tokenizer(folder: str | Path, special_tokens: Mapping[str, int], eos: str) -> None:

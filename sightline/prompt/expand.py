@@ -2,7 +2,7 @@
 
 Two ideas. Text that depends on a medium (the times between the frames of a video) is written into the string before it is
 encoded, so that it is tokenised together with its neighbours. Placeholders are multiplied after encoding, as ids: the string
-holds one pad per run, never thousands.
+holds one pad per run, never thousands. What is written, and how many runs it has, is the family's to say (`prompt_form`).
 
 ```
 rendered   …<|vision_start|><|video_pad|><|vision_end|>…
@@ -13,8 +13,7 @@ ids        …  t  t  t  t  start pad×rows end  t  t  t  t  start pad×rows end
 
 import functools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,114 +21,66 @@ from numpy.typing import NDArray
 
 from sightline.errors import PromptError
 from sightline.prompt.tokenizer import Tokenizer
-from sightline.spec import MediaTokens
-from sightline.types import MediaItem, MediaSpan
-
-VideoStyle = Literal["qwen2_5", "qwen3", "glm"]
-
-
-@dataclass(frozen=True)
-class MediaText:
-    """The media tokens of a family as they are written in a prompt."""
-
-    image: str
-    video: str
-    video_row: str
-    image_start: str
-    image_end: str
-    video_start: str
-    video_end: str
-
-    @classmethod
-    def of(cls, tokens: MediaTokens, tokenizer: Tokenizer) -> "MediaText":
-        name = tokenizer.token_of
-        return cls(
-            image=name(tokens.image),
-            video=name(tokens.video),
-            video_row=name(tokens.video_row),
-            image_start=name(tokens.image_start),
-            image_end=name(tokens.image_end),
-            video_start=name(tokens.video_start),
-            video_end=name(tokens.video_end),
-        )
-
-    @property
-    def placeholders(self) -> tuple[str, ...]:
-        """What user text must not contain."""
-        return tuple(dict.fromkeys((self.image, self.video, self.video_row)))
+from sightline.spec import MediaTokens, ProcessorSpec
+from sightline.types import MediaItem, MediaSpan, PromptForm
 
 
 def expand(
-    prompt: str,
-    items: Sequence[MediaItem],
-    tokens: MediaTokens,
-    style: VideoStyle,
-    tokenizer: Tokenizer,
+    prompt: str, items: Sequence[MediaItem], processor: ProcessorSpec, tokens: MediaTokens, tokenizer: Tokenizer
 ) -> tuple[NDArray[np.int32], tuple[MediaSpan, ...]]:
     """Token ids [tokens] of a prompt with one placeholder per item, and where each item's rows stand in them."""
-    text = MediaText.of(tokens, tokenizer)
-    short = _write_short_forms(prompt, items, text, style)
-    runs = [run for index, item in enumerate(items) for run in _runs(index, item, tokens, style)]
+    forms = [processor.prompt_form(item) for item in items]
+    for item, form in zip(items, forms, strict=True):
+        assert sum(form.runs) == item.rows, f"{item.ref.source} has {item.rows} rows, and its prompt form {sum(form.runs)}"
+    short = _write_short_forms(prompt, [item.ref.kind for item in items], forms, processor)
     ids = np.asarray(tokenizer.encode(short), dtype=np.int32)
-    pads = np.flatnonzero((ids == tokens.image) | (ids == tokens.video) | (ids == tokens.video_row))
-    if ids[pads].tolist() != [run.token for run in runs]:
+    pads = np.flatnonzero(np.isin(ids, tokens.pads))
+    counts = [count for form in forms for count in form.runs]
+    if len(pads) != len(counts):
         # The string had the right placeholders, so the tokenizer does not read them as single special tokens.
         raise PromptError(
             f"{tokenizer.origin} encodes the placeholders of {len(items)} images and videos to {len(pads)} ids "
-            f"where {len(runs)} belong."
+            f"where {len(counts)} belong."
         )
     lengths = np.ones(len(ids), dtype=np.int64)
-    lengths[pads] = [run.count for run in runs]
-    starts = (np.cumsum(lengths) - lengths)[pads]
-    spans = tuple(
-        MediaSpan(item=run.item, start=int(start), count=run.count, row=run.row)
-        for run, start in zip(runs, starts, strict=True)
-    )
-    return np.repeat(ids, lengths), spans
+    lengths[pads] = counts
+    starts = iter((np.cumsum(lengths) - lengths)[pads].tolist())
+    return np.repeat(ids, lengths), tuple(_spans(forms, starts))
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One pad of the short form: `count` rows of an item, the first of them `row`."""
-
-    item: int
-    token: int
-    count: int
-    row: int
+def _spans(forms: Sequence[PromptForm], starts: Iterator[int]) -> Iterator[MediaSpan]:
+    for index, form in enumerate(forms):
+        row = 0
+        for count in form.runs:
+            yield MediaSpan(item=index, start=next(starts), count=count, row=row)
+            row += count
 
 
-def _runs(index: int, item: MediaItem, tokens: MediaTokens, style: VideoStyle) -> list[_Run]:
-    if item.ref.kind == "image":
-        return [_Run(index, tokens.image, item.rows, 0)]
-    if style == "qwen2_5":
-        return [_Run(index, tokens.video_row, item.rows, 0)]
-    groups = item.grid[0]
-    rows = item.rows // groups
-    return [_Run(index, tokens.video_row, rows, group * rows) for group in range(groups)]
-
-
-def _write_short_forms(prompt: str, items: Sequence[MediaItem], text: MediaText, style: VideoStyle) -> str:
+def _write_short_forms(prompt: str, kinds: Sequence[str], forms: Sequence[PromptForm], processor: ProcessorSpec) -> str:
     """Replaces each placeholder by its item's short form, after checking that placeholders and items agree one by one."""
-    found = list(_placeholder_pattern(text, style).finditer(prompt))
-    _check_match([_kind_of(place[0], text) for place in found], [item.ref.kind for item in items])
+    found = _found(prompt, processor)
+    _check_match(placeholder_kinds(prompt, processor), kinds)
     pieces = []
     end = 0
-    for place, item in zip(found, items, strict=True):
-        pieces += [prompt[end : place.start()], _short_form(item, text, style)]
-        end = place.end()
+    for match, form in zip(found, forms, strict=True):
+        pieces += [prompt[end : match.start()], form.text]
+        end = match.end()
     return "".join([*pieces, prompt[end:]])
 
 
+def placeholder_kinds(prompt: str, processor: ProcessorSpec) -> list[Literal["image", "video"]]:
+    """Of the media that a prompt has places for, in order."""
+    images = processor.placeholders("image")
+    return ["image" if match[0] in images else "video" for match in _found(prompt, processor)]
+
+
+def _found(prompt: str, processor: ProcessorSpec) -> list[re.Match[str]]:
+    return list(_pattern(processor.placeholders("image") + processor.placeholders("video")).finditer(prompt))
+
+
 @functools.lru_cache(maxsize=16)
-def _placeholder_pattern(text: MediaText, style: VideoStyle) -> re.Pattern[str]:
-    triplet = re.escape(text.video_start + text.video + text.video_end)
-    pattern = f"{re.escape(text.image)}|{re.escape(text.video)}"
-    # The short form of this style brings its own start and end for every group, so the outer ones go.
-    return re.compile(f"{triplet}|{pattern}" if style == "qwen3" else pattern)
-
-
-def _kind_of(placeholder: str, text: MediaText) -> Literal["image", "video"]:
-    return "image" if placeholder == text.image else "video"
+def _pattern(placeholders: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, placeholders)))
 
 
 def _check_match(placeholders: Sequence[str], media: Sequence[str]) -> None:
@@ -142,23 +93,3 @@ def _check_match(placeholders: Sequence[str], media: Sequence[str]) -> None:
             raise PromptError(
                 f"Placeholder {index} of the prompt has kind {written_kind!r}, but medium {index} is of kind {given_kind!r}."
             )
-
-
-def _short_form(item: MediaItem, text: MediaText, style: VideoStyle) -> str:
-    if item.ref.kind == "image":
-        return text.image
-    if style == "qwen2_5":
-        return text.video_row
-    if style == "qwen3":
-        frame = text.video_start + text.video_row + text.video_end
-        return "".join(f"<{(first + last) / 2:.1f} seconds>{frame}" for first, last in _group_times(item))
-    frame = text.image_start + text.video_row + text.image_end
-    return "".join(f"{frame}{int(first)}" for first, _ in _group_times(item))
-
-
-def _group_times(item: MediaItem) -> list[tuple[float, float]]:
-    """Seconds of the first and the last frame of each temporal group."""
-    groups = item.grid[0]
-    size, rest = divmod(len(item.frame_times), groups)
-    assert size > 0 and rest == 0, f"{len(item.frame_times)} frame times for {groups} groups"
-    return [(item.frame_times[at], item.frame_times[at + size - 1]) for at in range(0, len(item.frame_times), size)]

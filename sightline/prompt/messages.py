@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sightline.errors import PromptError
+from sightline.prompt.media_options import NO_OPTIONS, SAMPLING, SIZES, MediaOptions, options_from
 from sightline.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -18,12 +19,14 @@ MediaKind = Literal["image", "video"]
 
 
 class MediaSource(NamedTuple):
-    """A medium that a message names: a path, URL, bytes, or image object, as `media.source` takes it."""
+    """A medium that a message names: a path, URL, bytes, image object, or list of them, as `media.source` takes it."""
 
     kind: MediaKind
     source: Any
+    options: MediaOptions = NO_OPTIONS  # its own, before what the request says of all
 
 
+_OPTIONS: dict[MediaKind, tuple[str, ...]] = {"image": SIZES, "video": (*SIZES, *SAMPLING)}
 _MEDIA_PARTS: dict[str, MediaKind] = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 
 
@@ -79,7 +82,7 @@ def _content(
         return content
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
         raise PromptError(f"{where}.content must be text or a list of parts, not {type(content).__name__}.")
-    return [_part(part, f"{where}.content[{place}]", placeholders, media) for place, part in enumerate(content)]
+    return [_part(part, f"{where}.content[{position}]", placeholders, media) for position, part in enumerate(content)]
 
 
 def _part(part: Any, where: str, placeholders: Collection[str], media: list[MediaSource]) -> dict[str, Any]:
@@ -94,19 +97,23 @@ def _part(part: Any, where: str, placeholders: Collection[str], media: list[Medi
         refuse_placeholders(text, f"{where}.text", placeholders)
         return {"type": "text", "text": text}
     if not isinstance(form, str) or form not in _MEDIA_PARTS:
-        raise PromptError(f"{where} has type {form!r}; it must be one of text, {', '.join(_MEDIA_PARTS)}.")
-    _refuse_unknown(part, ("type", form), where)
+        raise PromptError(f"{where} has type {form!r}; it must be one of text, file, {', '.join(_MEDIA_PARTS)}.")
+    kind = _MEDIA_PARTS[form]
+    names = _OPTIONS[kind]
+    _refuse_unknown(part, ("type", form, *names), where)
     source = part.get(form)
+    given = {name: part[name] for name in names if name in part}
     if form.endswith("_url"):
         if isinstance(source, Mapping):
-            _refuse_unknown(source, ("url", "detail"), f"{where}.{form}")
+            _refuse_unknown(source, ("url", "detail", *names), f"{where}.{form}")
+            given |= {name: source[name] for name in names if name in source}
             source = source.get("url")
-        if not isinstance(source, str) or not source:
+        listed = kind == "video" and isinstance(source, list) and all(isinstance(url, str) and url for url in source)
+        if not source or not (listed or isinstance(source, str)):
             raise PromptError(f"{where} has type {form!r} but no URL in '{form}.url'.")
     elif source is None:
         raise PromptError(f"{where} has type {form!r} but no {form!r} field.")
-    kind = _MEDIA_PARTS[form]
-    media.append(MediaSource(kind, source))
+    media.append(source if isinstance(source, MediaSource) else MediaSource(kind, source, options_from(given, names, where)))
     return {"type": kind}
 
 

@@ -1,13 +1,13 @@
 """Chat templates: a checkpoint's Jinja source, rendered in a sandbox with the settings that Hugging Face templates assume.
 
-A template is foreign code that arrives with a checkpoint, so it runs immutable and sandboxed, and whatever it raises reaches
-the user as one sentence. The package has templates of its own for checkpoints that come without one: `own_template`.
+A template is foreign code that arrives with a checkpoint, so it runs immutable, sandboxed and within a budget
+(template_budget.py), and whatever it raises reaches the user as one sentence.
 """
 
+import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,14 +17,13 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sightline.errors import PromptError
 from sightline.json_files import read_json
+from sightline.prompt.template_budget import MOST_SOURCE, RenderBudget, TemplateBudgetError, spending
+from sightline.prompt.template_sandbox import BudgetEnvironment
 from sightline.prompt.tokenizer import special_token_names
 from sightline.types import Message
-
-_OWN = {"qwen2.5-vl": "qwen2_5_vl.jinja", "qwen3-vl": "qwen3_vl.jinja", "glm-4.1v": "glm4v.jinja"}
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -42,7 +41,7 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _tojson(
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -57,22 +56,13 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+def _environment() -> BudgetEnvironment:
+    environment = BudgetEnvironment(
+        {"tojson": tojson}, trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
-    filters: dict[str, Callable[..., Any]] = environment.filters
-    filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
-
-
-def own_template(family: str) -> str:
-    """The source of the package's own template for a family."""
-    if family not in _OWN:
-        raise PromptError(f"There is no chat template for family {family!r}; there are {', '.join(sorted(_OWN))}.")
-    return (resources.files("sightline") / "data" / "templates" / _OWN[family]).read_text(encoding="utf-8")
 
 
 class ChatTemplate:
@@ -83,8 +73,10 @@ class ChatTemplate:
         self.source = source
         self.constants = dict(constants or {})
         environment = _environment()
+        if len(source) > MOST_SOURCE:
+            raise PromptError(f"{origin} has {len(source):,} characters; the most are {MOST_SOURCE:,}.")
         try:
-            self._template = environment.from_string(source)
+            self._template = spending(RenderBudget(()), lambda: environment.from_string(source))
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise PromptError(f"{origin} does not parse at line {error.lineno}: {error.message}") from error
@@ -93,10 +85,10 @@ class ChatTemplate:
     def from_folder(cls, path: str | Path) -> "ChatTemplate":
         """The template of a checkpoint folder: chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
         folder = Path(path)
-        constants = special_token_names(folder)
         text_file = folder / "chat_template.jinja"
         if text_file.is_file():
-            return cls(_read_text(text_file), f"The chat template {text_file}", constants)
+            return cls.from_file(text_file, folder)
+        constants = special_token_names(folder)
         for name in ("chat_template.json", "tokenizer_config.json"):
             if not (folder / name).is_file():
                 continue
@@ -108,14 +100,29 @@ class ChatTemplate:
             "or tokenizer_config.json."
         )
 
+    @classmethod
+    def from_file(cls, file: Path, folder: Path) -> "ChatTemplate":
+        """The template of a text file, for the checkpoint in a folder."""
+        return cls(_read_text(file), f"The chat template {file}", special_token_names(folder))
+
+    @property
+    def calls_are_xml(self) -> bool:
+        """Whether the model is told to write calls of tools as <function=…><parameter=…>, and not as JSON."""
+        return "<function=" in self.source and "<parameter=" in self.source
+
     def render(
         self,
         messages: Sequence[Message],
+        seconds: float | None = None,
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **template_kwargs: Any,
+        **template_kwargs: Any,  # of any name: "self" too
     ) -> str:
-        """The prompt for these messages. Tools and calls of them are refused where the template would leave them out unsaid."""
+        """The prompt for these messages. Tools and calls of them are refused where the template would leave them out unsaid.
+
+        `seconds` are all that it may take; by default as many as messages of this size explain.
+        """
         if tools and "tools" not in self.variables:
             raise PromptError(f"The chat template has no place for tools, and {len(tools)} were given.")
         if "tool_calls" not in self.source:
@@ -124,8 +131,11 @@ class ChatTemplate:
                     raise PromptError(f"The chat template has no place for tool_calls, and messages[{index}] has them.")
         variables = {**self.constants, "documents": None, **template_kwargs}
         variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        budget = RenderBudget((messages, tools, template_kwargs), seconds)
         try:
-            return self._template.render(variables)
+            return spending(budget, functools.partial(self._template.render, variables))
+        except (TemplateBudgetError, MemoryError):
+            raise
         except SecurityError as error:
             raise PromptError(f"The chat template tried what the sandbox forbids: {error}") from error
         except jinja2.TemplateError as error:
@@ -151,3 +161,8 @@ def _default_template(template: Any, file: Path) -> str:
                 return str(entry["template"])
         raise PromptError(f'{file} has a list of chat templates, none of them named "default".')
     raise PromptError(f"{file} has a chat_template that is neither a string nor a list but {type(template).__name__}.")
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether a template's prompt ends inside a block of reasoning, so that the answer begins in it."""
+    return prompt.rstrip().endswith("<think>")

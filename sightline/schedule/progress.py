@@ -1,10 +1,13 @@
 """What happens to the schedule around a step: requests arrive, a step's results come in, sequences end."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 
-from sightline.cache.embeddings import EmbeddingEntry
+from sightline.cache.embeddings import EmbeddingState
 from sightline.errors import PromptError
-from sightline.schedule.plan import enqueue, extend_keys, release
+from sightline.schedule.plan import enqueue, release
+from sightline.schedule.prefix import extend_keys, note_end_of_prompt
+from sightline.schedule.snapshots import keep_of_answer
 from sightline.schedule.state import Schedule, Sequence, Status, Step
 
 
@@ -29,45 +32,70 @@ def admit(schedule: Schedule, sequences: Iterable[Sequence]) -> None:
 
 
 def advance(schedule: Schedule, step: Step) -> None:
-    """A step was launched: what it computes and encodes counts as there, because all that runs later runs after it."""
-    for encode in step.encodes:
-        if not encode.aside:
-            schedule.embeddings.mark_ready(encode.entry)
+    """A step was launched: what it computes counts as there, because all that runs later runs after it. Drafts do not count
+    before they are known to be right."""
     for chunk in step.chunks:
         sequence = chunk.sequence
-        sequence.computed = chunk.start + chunk.count
+        sequence.computed = chunk.start + chunk.count - len(chunk.drafts)
+        if sequence.resumes_at is not None:  # copied before all that runs later
+            schedule.pages.unpin_state(sequence.resumes_at)
+            sequence.resumes_at = None
+        if sequence.copies is not None:
+            schedule.pages.unlock([sequence.copies])
+            sequence.copies = None
         sequence.in_flight += chunk.samples
         _share_full_pages(schedule, sequence)
         _unpin_consumed(schedule, sequence)
 
 
-def finish_encodes(schedule: Schedule, keys: Iterable[bytes]) -> None:
-    """Items that were encoded aside are there. Those that failed meanwhile are not among them any more."""
-    for key in keys:
-        entry = schedule.encoding.pop(key, None)
-        if entry is not None:
-            schedule.embeddings.mark_ready(entry)
+def encode_is_ready(schedule: Schedule, key: bytes) -> None:
+    """The embeddings are in place, or ordered before everything that will read them."""
+    schedule.encoding.pop(key, None)
+    entry = schedule.embeddings.lookup(key)
+    if entry is not None and entry.state is EmbeddingState.PENDING:
+        schedule.embeddings.mark_ready(entry)
 
 
-def abandon_encode(schedule: Schedule, entry: EmbeddingEntry) -> None:
-    """An item could not be encoded; nobody who needs it is in the schedule any more."""
-    schedule.encoding.pop(entry.key, None)
+def abandon_encode(schedule: Schedule, key: bytes) -> None:
+    """An item could not be encoded, now or ever. Who had pinned it has it no more."""
+    schedule.encoding.pop(key, None)
+    entry = schedule.embeddings.lookup(key)
+    if entry is None or entry.state is EmbeddingState.READY:
+        return
+    for sequence in schedule.running if entry.pins else ():
+        for index in [index for index, pinned in sequence.pinned.items() if pinned is entry]:
+            schedule.embeddings.unpin(sequence.pinned.pop(index))
     schedule.embeddings.abandon(entry)
 
 
-def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, int]) -> None:
-    """A launched step's results were read: `sampled` has the token of each sequence (by id) whose chunk sampled.
+def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, Seq[int]]) -> dict[int, list[int]]:
+    """A launched step's results were read: `sampled` has the tokens of each sequence (by id) whose chunk sampled, one after its
+    last known token and one after each draft. Returns those that count: a draft's only if the draft was right.
 
     Steps are read in the order they were launched. A sequence may have ended or been preempted since.
     """
+    taken: dict[int, list[int]] = {}
     for chunk in step.chunks:
         sequence = chunk.sequence
         if not chunk.samples or sequence.status is Status.FINISHED:
             continue
-        sequence.output.append(sampled[sequence.id])
+        found = accepted(chunk.drafts, sampled[sequence.id]) if chunk.drafts else list(sampled[sequence.id])
+        taken[sequence.id] = found
+        sequence.output += found
         sequence.in_flight -= 1
         if sequence.status is Status.RUNNING:
+            sequence.computed += len(found) - 1
             _share_full_pages(schedule, sequence)
+            keep_of_answer(schedule, sequence)
+    return taken
+
+
+def accepted(drafts: Seq[int], tokens: Seq[int]) -> list[int]:
+    """The tokens up to the first whose draft was wrong, and that token: it was sampled after right ones alone."""
+    right = 0
+    while right < len(drafts) and drafts[right] == tokens[right]:
+        right += 1
+    return [int(token) for token in tokens[: right + 1]]
 
 
 def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
@@ -77,6 +105,7 @@ def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
     if full <= len(sequence.nodes):
         return
     extend_keys(sequence)
+    prompt_ends = sequence.prompt_tokens // sequence.page_size
     while len(sequence.nodes) < full:
         index = len(sequence.nodes)
         parent = sequence.nodes[-1] if sequence.nodes else None
@@ -84,6 +113,8 @@ def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
         sequence.page_table[index] = node.page
         sequence.nodes.append(node)
         sequence.own_pages -= 1
+        if index == prompt_ends:
+            note_end_of_prompt(schedule, sequence, node)
 
 
 def _unpin_consumed(schedule: Schedule, sequence: Sequence) -> None:
@@ -97,6 +128,7 @@ def finish(schedule: Schedule, sequence: Sequence) -> None:
         return
     line = schedule.running if sequence.status is Status.RUNNING else schedule.waiting
     line.remove(sequence)
+    schedule.changes += 1
     if sequence.status is Status.RUNNING:
         release(schedule, sequence)
     sequence.status = Status.FINISHED

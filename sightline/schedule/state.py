@@ -8,14 +8,19 @@ A sequence's tokens and where their keys and values are:
 
 A step that was launched and whose results have not been read is in flight: the tokens it samples count as part of their
 sequences, though only the device knows them yet. So the next step can be planned and launched meanwhile.
+
+The embeddings of an item are READY, or PENDING: its pixels are being decoded, or the tower is at them; or FAILED, which ends
+the requests that need them. Whether a chunk may wait for them is one rule, `encodes_in_line` in plan.py.
 """
 
 import bisect
 import enum
 import itertools
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +28,9 @@ from numpy.typing import NDArray
 from sightline.cache.embeddings import EmbeddingCache, EmbeddingEntry, EmbeddingState, Offload
 from sightline.cache.pages import Node, PageCache
 from sightline.types import MediaItem, Request
+
+if TYPE_CHECKING:
+    from sightline.schedule.snapshots import StateSlotPool
 
 Rank = tuple[int, int, int]  # smaller runs first: (priority, arrival, id); no two sequences have the same
 
@@ -42,19 +50,28 @@ class Sequence:
     max_tokens: int
     priority: int
     arrival: int
-    root: bytes  # key that the page keys start from: salt and weights epoch
-    item_keys: tuple[bytes, ...]  # keys of the request's items in the embedding cache
+    root: bytes  # key that the page keys start from: the salt
+    item_keys: tuple[bytes, ...]  # of the request's items in the embedding cache and in page keys: cache.keys.embedding_key
     page_size: int
     leader: "Sequence | None" = None
+    answer_returns: bool = False  # the answer is likely to come back as a part of a prompt, as in a tool loop
 
     status: Status = Status.WAITING
+    slot: int = -1  # while it runs: where workers keep what they remember of it
     output: list[int] = field(default_factory=list)  # tokens that have been read
     in_flight: int = 0  # tokens after those: sampled by launched steps, not read yet
+    drafts: tuple[int, ...] = ()  # guesses at the tokens after those, which the next step checks
     computed: int = 0  # by steps that were launched
     nodes: list[Node] = field(default_factory=list)
     own_pages: int = 0  # pages after those of `nodes`
     keys: list[bytes] = field(default_factory=list)  # of full pages, as far as known
     pinned: dict[int, EmbeddingEntry] = field(default_factory=dict)  # by item index
+    copies: Node | None = None  # locked: its page is copied to the first own one with the next step the sequence is in
+    resumes_at: Node | None = None  # whose state, pinned, is copied to its slot with the next step it is in
+    snapshot_at: list[int] = field(default_factory=list)  # tokens after which its state is to be kept, ascending
+    awaits_node: tuple[int, int] | None = None  # a snapshot within its answer: after so many tokens, in which slot
+    kept_in_answer: Node | None = None  # that has the snapshot before
+    stalled_on: int | None = None  # index of the item whose pixels were not there when it last tried to go on
     waiting_since: int = 0  # step
     running_since: int = 0  # step
     output_at_start: int = 0  # tokens of the answer when it last started
@@ -84,8 +101,14 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute before the next one can be sampled; 1 while decoding."""
+        """Tokens to compute before the next one can be sampled."""
         return self.prompt_tokens + len(self.output) + self.in_flight - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the answer grows with each step: all but its newest token is computed."""
+        answer = len(self.output) + self.in_flight
+        return answer > 0 and self.computed >= self.prompt_tokens + answer - 1
 
     @property
     def has_its_last(self) -> bool:
@@ -125,6 +148,10 @@ class Sequence:
             first += 1
         return range(first, bisect.bisect_left(self.span_starts, end))
 
+    def has_pinned(self, start: int, end: int) -> bool:
+        """Whether it holds the embeddings of all items that share a token with [start, end)."""
+        return all(self.request.spans[number].item in self.pinned for number in self.spans_meeting(start, end))
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -133,35 +160,41 @@ class Limits:
     max_patches: int  # per step; one item may exceed it alone
     lookahead_patches: int  # per step
     starvation_steps: int
-    encode_aside: bool = False  # while others decode, who needs a new image waits for it, and it is encoded beside their steps
+    async_encode: bool = False  # while others decode, new images are encoded on a side stream, beside their steps
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens [start, start + count) of a sequence, computed in one step; the last chunk before a sample samples."""
+    """Tokens [start, start + count) of a sequence, computed in one step; the last of them may be drafts."""
 
     sequence: Sequence
     start: int
     count: int
-    samples: bool
+    logits: tuple[int, ...] = ()  # offsets of tokens after which one is sampled: the last known one, and each draft
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> bool:
+        return bool(self.logits)
 
 
 @dataclass(frozen=True)
-class Encode:
+class ScheduledEncode:
     """An item to put into the embedding cache: from its pixels, or back from the host tier."""
 
     entry: EmbeddingEntry
     item: MediaItem
     offloads: tuple[Offload, ...]  # rows to save to the host tier before their blocks are overwritten
     from_host: bool
-    aside: bool = False  # beside this step and later ones: nobody reads the rows before `finish_encodes`
+    side_stream: bool = False  # beside this step and later ones: nobody reads them before `encode_is_ready`
 
 
 @dataclass(frozen=True)
 class Step:
     number: int
     chunks: tuple[Chunk, ...]
-    encodes: tuple[Encode, ...]
+    encodes: tuple[ScheduledEncode, ...]
+    awaits_pixels: bool = False  # somebody could not go on without pixels that are on their way
 
     @property
     def tokens(self) -> int:
@@ -179,10 +212,16 @@ class Schedule:
     running: list[Sequence] = field(default_factory=list)  # by rank
     queue_order: deque[tuple[int, Sequence]] = field(default_factory=deque)  # (step, sequence) as they began to wait
     ahead: set[bytes] = field(default_factory=set)  # items encoded ahead that nobody has used yet
-    encoding: dict[bytes, EmbeddingEntry] = field(default_factory=dict)  # aside, by key
-    undecoded: frozenset[bytes] = frozenset()  # digests of items whose pixels are on their way: not encoded aside before
+    encoding: dict[bytes, EmbeddingEntry] = field(default_factory=dict)  # on the side stream, by key
+    pixels_pending: Callable[[MediaItem], bool] = lambda item: False  # whether an encode would have to wait for pixels
+    states: "StateSlotPool | None" = None  # for models with layers that keep a state per sequence
     step: int = 0
     preemptions: int = 0
+    changes: int = 0  # how often the queue has changed: what will be needed soon may be something else now
+    free_slots: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free_slots = list(range(self.limits.max_sequences - 1, -1, -1))  # taken from the end
 
     @property
     def has_work(self) -> bool:
@@ -191,7 +230,7 @@ class Schedule:
     @property
     def decodes(self) -> bool:
         """Whether a sequence is in the midst of its answer."""
-        return any(sequence.remaining == 1 for sequence in self.running)
+        return any(sequence.decoding for sequence in self.running)
 
     def check_integrity(self) -> None:
         """Everything the caches count is held by somebody here. Costs a walk over all of it: for tests and idle moments."""
@@ -199,7 +238,7 @@ class Schedule:
         self.embeddings.check_integrity()
         _check_sequences(self)
         for key, entry in self.encoding.items():
-            assert self.embeddings.lookup(key) is entry and entry.state is EmbeddingState.ENCODING and not entry.pins
+            assert self.embeddings.lookup(key) is entry and entry.state is EmbeddingState.PENDING and not entry.pins
 
 
 def _check_sequences(schedule: Schedule) -> None:
@@ -213,11 +252,17 @@ def _check_sequences(schedule: Schedule) -> None:
         assert [node.page for node in sequence.nodes] == sequence.page_table[: len(sequence.nodes)].tolist()
         for node in sequence.nodes:
             locks[node.key] = locks.get(node.key, 0) + 1
+        if sequence.copies is not None:
+            locks[sequence.copies.key] = locks.get(sequence.copies.key, 0) + 1
+            assert sequence.own_pages and sequence.copies not in sequence.nodes, "what is copied has a page to go to"
         for entry in sequence.pinned.values():
             pins[entry.key] = pins.get(entry.key, 0) + 1
+    slots = [sequence.slot for sequence in schedule.running] + schedule.free_slots
+    assert sorted(slots) == list(range(schedule.limits.max_sequences)), "a slot is not exactly one sequence's or free"
     for sequence in schedule.waiting:
-        assert sequence.status is Status.WAITING
+        assert sequence.status is Status.WAITING and sequence.slot == -1
         assert not (sequence.nodes or sequence.own_pages or sequence.pinned or sequence.computed), "a waiting one holds nothing"
+        assert sequence.resumes_at is None and sequence.copies is None, "a waiting one holds nothing"
     for line in (schedule.waiting, schedule.running):
         assert all(first.rank < second.rank for first, second in itertools.pairwise(line))
     assert sum(sequence.own_pages for sequence in schedule.running) == schedule.pages.private_pages

@@ -2,20 +2,31 @@
 
 from collections.abc import Iterator
 
-from sightline.schedule.plan import AHEAD_SEQUENCES, extend_keys
+from sightline.schedule.plan import AHEAD_SEQUENCES
+from sightline.schedule.prefix import cached_tokens
 from sightline.schedule.state import Schedule, Sequence, Status
 from sightline.types import MediaItem
 
+MOST_LOOKED_AT = 64  # sequences in the queue
+
 
 def upcoming_items(schedule: Schedule) -> Iterator[MediaItem]:
-    """Of running sequences what they have not reached, then of the next in line; nothing whose rows or tokens are cached."""
+    """Of running sequences what they have not reached, then of the next in line; nothing whose embeddings or tokens are cached.
+
+    Who waits for pixels already does not count among the next in line, or a few slow files would keep all others from theirs.
+    """
     for sequence in schedule.running:
-        if sequence.remaining > 1:
+        if not sequence.decoding:
             yield from _missing(schedule, sequence, sequence.computed)
-    for sequence in schedule.waiting[:AHEAD_SEQUENCES]:
-        if next(_missing(schedule, sequence, 0), None) is not None:
-            extend_keys(sequence)
-            yield from _missing(schedule, sequence, len(schedule.pages.match(sequence.keys)) * sequence.page_size)
+    room = AHEAD_SEQUENCES
+    for sequence in schedule.waiting[:MOST_LOOKED_AT]:
+        first = next(_missing(schedule, sequence, 0), None)
+        if first is not None:
+            room += schedule.pixels_pending(first)
+            yield from _missing(schedule, sequence, cached_tokens(schedule, sequence))
+        room -= 1
+        if not room:
+            return
 
 
 def needs(schedule: Schedule, sequence: Sequence, key: bytes) -> bool:
@@ -24,8 +35,7 @@ def needs(schedule: Schedule, sequence: Sequence, key: bytes) -> bool:
         return False
     reached = sequence.computed
     if sequence.status is Status.WAITING:
-        extend_keys(sequence)
-        reached = len(schedule.pages.match(sequence.keys)) * sequence.page_size
+        reached = cached_tokens(schedule, sequence)
     return any(own == key and end > reached for own, end in zip(sequence.item_keys, sequence.item_ends, strict=True))
 
 

@@ -17,20 +17,20 @@ class KeyRing:
         """Whose request it is, as a name that does not give the key away; "" where no keys are asked for."""
         if not self._keys:
             return ""
-        given = _given(headers)
-        if not _is_among(given, self._keys + ([self._admin] if self._admin is not None else [])):
+        found = _first_among(_given(headers), self._keys + ([self._admin] if self._admin is not None else []))
+        if found is None:
             raise ApiError(
                 401,
-                "The request brings no valid API key; send one as 'Authorization: Bearer KEY'.",
+                "The request brings no valid API key; send one as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return given.hex()
+        return found.hex()
 
     def require_admin(self, headers: Headers) -> None:
         if self._admin is None:
             raise ApiError(403, "Admin endpoints are off: the server has no admin_api_key.", code="admin_disabled")
-        if not _is_among(_given(headers), [self._admin]):
+        if _first_among(_given(headers), [self._admin]) is None:
             raise ApiError(
                 401,
                 "This endpoint needs the admin API key as 'Authorization: Bearer KEY'.",
@@ -43,14 +43,14 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _given(headers: Headers) -> bytes:
+def _given(headers: Headers) -> list[bytes]:
+    """Clients of OpenAI's API send the first, those of Anthropic's the second, and some send both, one of no use."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")  # as headers are read
+    keys = (key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip())
+    return [_digest(key.encode("latin-1")) for key in keys]  # as headers are read
 
 
-def _is_among(given: bytes, known: list[bytes]) -> bool:
+def _first_among(given: list[bytes], known: list[bytes]) -> bytes | None:
     """Looks at every key, whether one has matched or not."""
-    found = False
-    for key in known:
-        found |= hmac.compare_digest(given, key)
-    return found
+    found = [one for one in given for key in known if hmac.compare_digest(one, key)]
+    return found[0] if found else None

@@ -5,9 +5,10 @@ import uuid
 from dataclasses import dataclass, field
 
 from sightline.engine.messages import Finish, UpdateHead
-from sightline.server.engine_client import Submission
 from sightline.server.observer import RequestRecord
-from sightline.server.responses import Metadata, PromptTokensDetails, Usage
+from sightline.server.responses import CompletionTokensDetails, Metadata, PromptTokensDetails, Usage
+from sightline.submission import Submission
+from sightline.types import Request
 
 _STAGES = ("fetch", "header", "prompt", "queue", "decode", "preprocess", "encode", "prefill", "per_token")
 
@@ -38,14 +39,20 @@ class PromptFacts:
             video_tokens=rows["video"],
             images=kinds.count("image"),
             videos=kinds.count("video"),
-            size=16 * len(request) + sum(len(item.ref.data) for item in request.items),
+            size=16 * len(request) + sum(_sizes_of_files(request).values()),
         )
+
+
+def _sizes_of_files(request: Request) -> dict[bytes, int]:
+    """Bytes by digest: the pages of a PDF share theirs."""
+    return {item.ref.file_digest or item.ref.digest: len(item.ref.data) for item in request.items}
 
 
 @dataclass
 class Call:
     route: str
     id: str
+    weight_version: str = "default"
     arrived: float = field(default_factory=time.perf_counter)
     created: int = field(default_factory=lambda: int(time.time()))
     stream: bool = False
@@ -55,11 +62,12 @@ class Call:
     reasons: dict[int, str] = field(default_factory=dict)  # as told to the client
     last_told: dict[int, float] = field(default_factory=dict)  # when tokens came last, by place of the answer
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     content: dict[str, object] = field(default_factory=dict)  # for the log, if content is logged
 
     @classmethod
-    def begin(cls, route: str, prefix: str) -> "Call":
-        return cls(route=route, id=f"{prefix}-{uuid.uuid4().hex}")
+    def begin(cls, route: str, prefix: str, weight_version: str) -> "Call":
+        return cls(route=route, id=f"{prefix}{uuid.uuid4().hex}", weight_version=weight_version)
 
     def note(self, index: int, update: UpdateHead) -> None:
         if self.first_token is None and update.token_ids:
@@ -74,11 +82,11 @@ class Call:
 
     def _leaders(self) -> list[Finish]:
         """The first answer of each prompt: the others of it found its prompt computed, which is no merit of a cache."""
-        places, place = [], 0
+        indices, position = [], 0
         for prompt in self.prompts:
-            places.append(place)
-            place += prompt.answers
-        return [self.finishes[place] for place in places if place in self.finishes]
+            indices.append(position)
+            position += prompt.answers
+        return [self.finishes[position] for position in indices if position in self.finishes]
 
     @property
     def encoded_items(self) -> int:
@@ -94,6 +102,8 @@ class Call:
                 image_tokens=sum(prompt.image_tokens for prompt in self.prompts),
                 video_tokens=sum(prompt.video_tokens for prompt in self.prompts),
             ),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
+            reasoning_tokens=self.reasoning_tokens,
         )
 
     def _stage_seconds(self) -> dict[str, float]:
@@ -114,6 +124,10 @@ class Call:
             images=sum(prompt.images for prompt in self.prompts),
             videos=sum(prompt.videos for prompt in self.prompts),
             encoded_items=self.encoded_items,
+            e2e_latency=round(seconds["e2e"], 6),
+            ttft_latency=round(seconds["ttft"], 6),
+            queue_latency=round(seconds.get("queue", 0.0), 6),
+            weight_version=self.weight_version,
         )
 
     def record(self, status: int, error: str | None) -> RequestRecord:
@@ -122,7 +136,7 @@ class Call:
             route=self.route,
             status=status,
             seconds=time.perf_counter() - self.arrived,
-            finish_reasons=tuple(self.reasons[place] for place in sorted(self.reasons)),
+            finish_reasons=tuple(self.reasons[position] for position in sorted(self.reasons)),
             error=error,
             stream=self.stream,
             first_token_s=self.first_token - self.arrived if self.first_token is not None else None,

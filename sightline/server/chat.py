@@ -1,20 +1,24 @@
-"""/v1/chat/completions: what is special to it."""
+"""/v1/chat/completions, and what its translations (/v1/responses, /v1/messages) share with it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from sightline.server.body_files import Files
+from sightline.sampling_params import ResolvedSampling
+from sightline.server.admission import Entry
+from sightline.server.body_files import Files, media_urls
 from sightline.server.call import Call, PromptFacts
-from sightline.server.chat_prompt import PromptDraft, complete_prompt, draft_prompt
+from sightline.server.chat_prompt import ChatPrompt, PromptDraft, complete_prompt, draft_prompt, options_of
 from sightline.server.chat_reply import ChatReply
 from sightline.server.context import ServerContext
-from sightline.server.engine_client import Submission
-from sightline.server.form import Form, checked, form_of
-from sightline.server.inflight import Entry
+from sightline.server.errors import ApiError
 from sightline.server.protocol import ChatRequest
+from sightline.server.reply import ReplyOptions
+from sightline.server.response_format import ResponseFormat, checked, response_format_of
 from sightline.server.sampling import resolve, sampling_params, submission
+from sightline.server.template_fields import final_text, template_kwargs
 from sightline.stream.answer_parts import AnswerParser
+from sightline.stream.xml_call import Schemas, schemas_of
+from sightline.submission import Submission
 from sightline.types import SamplingParams
 
 
@@ -22,46 +26,72 @@ from sightline.types import SamplingParams
 class BegunChat:
     body: ChatRequest
     model: str  # the name to answer with
-    form: Form
+    form: ResponseFormat
     params: SamplingParams
     draft: PromptDraft
+    beginning: str  # of the answer, from the last message
 
 
-class ChatShape:
+@dataclass(frozen=True)
+class PreparedChat:
+    """A chat that is ready for the engine, and what its reply needs to know."""
+
+    submission: Submission
+    sampling: ResolvedSampling
+    prompt: ChatPrompt
+    form: ResponseFormat
+    xml: Schemas | None  # of the tools, where the model writes calls so
+
+    def parser(self) -> AnswerParser:
+        return AnswerParser(
+            tools=bool(self.form.tools),
+            reasoning=True,
+            starts_in_reasoning=self.prompt.opens_reasoning,
+            forced_calls=self.form.forced_calls,
+            xml=self.xml,
+        )
+
+
+def begin_chat(context: ServerContext, body: ChatRequest, files: Files, on_loop: bool) -> BegunChat:
+    model, params = context.check_model(body.model), sampling_params(context, body)
+    form = response_format_of(body, context.prompts.template.calls_are_xml)
+    params = replace(params, stop=(*params.stop, *form.stop))
+    beginning = final_text(body.messages) if body.continue_final_message else ""
+    if body.echo and not beginning:
+        raise ApiError(400, "echo repeats a message that is continued, but continue_final_message is not set.", param="echo")
+    kwargs = template_kwargs(context.prompts.template, body)
+    fields = (body.messages, form.tools, kwargs, options_of(body))
+    draft = draft_prompt(context, *fields, files, on_loop, continues=bool(body.continue_final_message))
+    return BegunChat(body, model, form, params, draft, beginning if body.echo else "")
+
+
+async def prepare_chat(context: ServerContext, begun: BegunChat, call: Call, caller: str, entry: Entry) -> PreparedChat:
+    body = begun.body
+    prompt = await complete_prompt(context, begun.draft, caller, entry)
+    params = replace(begun.params, structured=await checked(context, begun.form.structured, prompt.opens_reasoning))
+    sampling = resolve(context, params)
+    call.stream = bool(body.stream)
+    made = submission(context, prompt.request, body, params, sampling, begun.draft.clock, caller)
+    call.prompts = (PromptFacts.of(made),)
+    xml = schemas_of(begun.form.tools) if context.prompts.template.calls_are_xml else None
+    return PreparedChat(made, sampling, prompt, begun.form, xml)
+
+
+class ChatEndpoint:
     route = "/v1/chat/completions"
-    prefix = "chatcmpl"
-    decoder = msgspec.json.Decoder(ChatRequest)
+    prefix = "chatcmpl-"
+    body = ChatRequest
+
+    def media_urls(self, body: ChatRequest) -> Iterator[str]:
+        return media_urls(body.messages)
 
     def begin(self, context: ServerContext, body: ChatRequest, files: Files, on_loop: bool) -> BegunChat:
-        model, form, params = context.check_model(body.model), form_of(body), sampling_params(context, body)
-        fields = (body.messages, form.tools, body.chat_template_kwargs, body.mm_processor_kwargs)
-        return BegunChat(body, model, form, params, draft_prompt(context, *fields, files, on_loop))
+        return begin_chat(context, body, files, on_loop)
 
     async def prepare(
         self, context: ServerContext, begun: BegunChat, call: Call, caller: str, entry: Entry
     ) -> tuple[tuple[Submission, ...], ChatReply]:
-        body, form = begun.body, begun.form
-        prompt = await complete_prompt(context, begun.draft, caller, entry)
-        params = replace(begun.params, structured=await checked(context, form, prompt.opens_reasoning))
-        sampling = resolve(context, params)
-        call.stream = bool(body.stream)
-        prompts = (submission(context, prompt.request, body, params, sampling, begun.draft.clock),)
-        call.prompts = tuple(map(PromptFacts.of, prompts))
-
-        def parser() -> AnswerParser:
-            return AnswerParser(
-                tools=bool(form.tools),
-                reasoning=True,
-                starts_in_reasoning=prompt.opens_reasoning,
-                forced_calls=form.forced_calls,
-            )
-
-        return prompts, ChatReply(
-            call,
-            begun.model,
-            context.files.tokenizer,
-            parser,
-            logprobs=sampling.logprobs,
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
-            timings=bool(body.return_timings) or context.config.server.enable_response_timings,
-        )
+        prepared = await prepare_chat(context, begun, call, caller, entry)
+        options = ReplyOptions.of(context, begun.body, begun.model, [prepared.submission])
+        logprobs = prepared.sampling.logprobs
+        return (prepared.submission,), ChatReply(call, options, prepared.parser, logprobs, begun.beginning)

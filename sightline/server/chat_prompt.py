@@ -7,27 +7,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sightline.errors import PromptError
+import msgspec
+import pybase64
+
+from sightline.media.arrays import ImageEmbeddings
 from sightline.media.data_url import EmbeddedFile
-from sightline.media.limits import RequestBudget
-from sightline.media.source import is_data_url, load_ref_async, load_refs
-from sightline.prompt.messages import normalise_messages, refuse_placeholders
-from sightline.prompt.request import assemble, make_item
-from sightline.server.body_files import Files
+from sightline.media.limits import Kind, RequestBudget
+from sightline.media.lookups import LOOK_UPS
+from sightline.media.source import AsyncLoader, load_all
+from sightline.media.source_names import is_data_url
+from sightline.prompt.continuation import cut, marked
+from sightline.prompt.file_parts import read_file_part, with_pages
+from sightline.prompt.items import make_item
+from sightline.prompt.media_options import (
+    NO_REQUEST_OPTIONS,
+    SAMPLING,
+    SIZES,
+    MediaOptions,
+    RequestOptions,
+    options_from,
+    request_options,
+)
+from sightline.prompt.template import opens_reasoning
+from sightline.prompt.template_budget import TemplateBudgetError
+from sightline.server.admission import Entry
+from sightline.server.body_files import Files, url_of
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
-from sightline.server.inflight import Entry
 from sightline.server.parse import MAX_VALUES, is_too_deep, most_values, too_many_values
 from sightline.server.protocol import (
     AssistantMessage,
+    ChatRequest,
+    Embeddings,
+    EmbeddingsPart,
+    FilePart,
     ImagePart,
     Message,
     Part,
-    ProcessorOptions,
     TextPart,
+    TokenizeRequest,
     ToolMessage,
     Url,
-    VideoPart,
+    VideoUrl,
 )
 from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
@@ -37,18 +58,20 @@ from sightline.types import MediaRef, Request
 # took no less in four threads: Python lets only one of them decode at a time. More go side by side.
 _SMALL = 12_000_000
 _NO_FILES: Files = {}
+LOW_DETAIL_ROWS = 256  # of an image with detail low, where the server allows so few
+_ON_LOOP_S = 0.02  # for a template; one that takes longer is rendered again, in a thread
 
 
 @dataclass(frozen=True)
 class MediaWanted:
     """A medium as a message names it."""
 
-    kind: Literal["image", "video"]
-    url: str | EmbeddedFile | None
+    kind: Kind
+    url: str | EmbeddedFile | ImageEmbeddings | list[str | EmbeddedFile] | None  # a list: frames of a video
     uuid: str | None
-    min_pixels: int | None
-    max_pixels: int | None
-    where: str  # the field, for messages
+    options: MediaOptions
+    name: str = ""  # what the client calls it
+    low_detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,10 +87,11 @@ class PromptDraft:
     messages: list[dict[str, Any]]  # for the template
     wanted: list[MediaWanted]
     tools: Sequence[Mapping[str, Any]]
-    template_kwargs: dict[str, Any] | None
+    chat_template_kwargs: dict[str, Any] | None
     budget: RequestBudget
     clock: StageClock  # told of each stage
-    refs: list[MediaRef] | None = None
+    continues: bool = False  # the last message goes on
+    refs: list[list[MediaRef]] | None = None  # of each that is wanted: one, or the pages of a file
     prompt: ChatPrompt | None = None
 
 
@@ -75,30 +99,49 @@ def draft_prompt(
     context: ServerContext,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
-    template_kwargs: dict[str, Any] | None,
-    options: ProcessorOptions | None,
+    chat_template_kwargs: dict[str, Any] | None,
+    options: RequestOptions,
     files: Files,
     on_loop: bool,
+    continues: bool = False,
 ) -> PromptDraft:
     """As much as can be done without waiting, all of it in one go where media are small and come with the body: a change of
     threads takes as long as a small picture. `on_loop` says that the event loop must not be held up."""
     for_template, wanted = template_messages(messages, options, files)
-    budget = RequestBudget(context.config.media)
-    budget.take_items(medium.kind for medium in wanted)
-    draft = PromptDraft(for_template, wanted, tools, template_kwargs, budget, StageClock())
+    for medium in wanted:
+        if isinstance(medium.url, ImageEmbeddings) and not context.config.server.enable_mm_embeds:
+            fault = f"{medium.name} has type 'image_embeds', which this server does not take (enable_mm_embeds)."
+            raise ApiError(400, fault, param=medium.name, code="unsupported_value")
+    budget = context.prompts.budget_for([medium.kind for medium in wanted])
+    draft = PromptDraft(for_template, wanted, tools, chat_template_kwargs, budget, StageClock(), continues)
     if not wanted:
         draft.refs = []
-    elif not on_loop and all(is_data_url(medium.url) for medium in wanted) and _characters(wanted) <= _SMALL:
-        media = [(medium.kind, medium.url) for medium in wanted]
-        draft.refs = load_refs(media, context.config.media, draft.clock, budget, context.digester)
+    elif not on_loop and all(_is_inline(medium) for medium in wanted) and _characters(wanted) <= _SMALL:
+        media = [(medium.kind, medium.url, medium.name) for medium in wanted]
+        draft.refs = load_all(media, context.config.media, draft.clock, budget, context.digester)
     if draft.refs is not None:
-        draft.prompt = _build(context, draft, draft.refs)
+        try:
+            draft.prompt = _build(context, draft, draft.refs, _ON_LOOP_S if on_loop else None)
+        except TemplateBudgetError:
+            if not on_loop:
+                raise
     return draft
 
 
+def _is_inline(medium: MediaWanted) -> bool:
+    urls = _urls(medium)
+    return bool(urls) and all(map(is_data_url, urls))
+
+
 def _characters(wanted: Sequence[MediaWanted]) -> int:
-    urls = [medium.url or "" for medium in wanted]
+    urls = [url for medium in wanted for url in _urls(medium)]
     return sum(url.characters if isinstance(url, EmbeddedFile) else len(url) for url in urls)
+
+
+def _urls(medium: MediaWanted) -> list[str | EmbeddedFile]:
+    if medium.url is None or isinstance(medium.url, ImageEmbeddings):
+        return []
+    return medium.url if isinstance(medium.url, list) else [medium.url]
 
 
 async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: str, entry: Entry) -> ChatPrompt:
@@ -107,14 +150,14 @@ async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: st
     if prompt is None or refs is None:
         refs = await _load_all(context, draft.wanted, caller, draft.clock, draft.budget, entry)
         prompt = await asyncio.get_running_loop().run_in_executor(context.pool, _build, context, draft, refs)
-    for medium, ref in zip(draft.wanted, refs, strict=True):
+    for medium, (ref, *_) in zip(draft.wanted, refs, strict=True):
         if medium.uuid is not None and ref.data:
             context.names.remember(caller, medium.uuid, ref)
     return prompt
 
 
 def template_messages(
-    messages: Sequence[Message], options: ProcessorOptions | None = None, files: Files = _NO_FILES
+    messages: Sequence[Message], options: RequestOptions = NO_REQUEST_OPTIONS, files: Files = _NO_FILES
 ) -> tuple[list[dict[str, Any]], list[MediaWanted]]:
     """Messages as `normalise_messages` takes them, each medium a MediaWanted, and all of these in order."""
     wanted: list[MediaWanted] = []
@@ -126,7 +169,9 @@ def template_messages(
         content = message.content
         if isinstance(content, list):
             where = f"messages[{index}].content"
-            own["content"] = [_part(part, f"{where}[{place}]", options, files, wanted) for place, part in enumerate(content)]
+            own["content"] = [
+                _part(part, f"{where}[{position}]", options, files, wanted) for position, part in enumerate(content)
+            ]
         else:
             own["content"] = content
         if isinstance(message, AssistantMessage):
@@ -169,27 +214,45 @@ def _arguments(call: Any) -> Any:
     return given
 
 
-def _part(part: Part, where: str, options: ProcessorOptions | None, files: Files, wanted: list[MediaWanted]) -> dict[str, Any]:
+def options_of(body: ChatRequest | TokenizeRequest) -> RequestOptions:
+    return request_options(msgspec.to_builtins(body.mm_processor_kwargs), msgspec.to_builtins(body.media_io_kwargs))
+
+
+def _part(part: Part, where: str, options: RequestOptions, files: Files, wanted: list[MediaWanted]) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
+    if isinstance(part, EmbeddingsPart):
+        embeddings = MediaWanted("image", _embeddings(part.image_embeds, where), None, MediaOptions(), where)
+        wanted.append(embeddings)
+        return {"type": "image", "image": embeddings}
+    given = url_of(part)
+    url = [files.get(each, each) for each in given] if isinstance(given, list) else files.get(given, given) if given else None
+    if isinstance(part, FilePart):
+        source = read_file_part(msgspec.to_builtins(part.file), where)
+        medium = MediaWanted("pdf", url, None, options.of("image", source.options), source.name)
+        wanted.append(medium)
+        return {"type": "file", "file": medium}
     kind: Literal["image", "video"] = "image" if isinstance(part, ImagePart) else "video"
-    given = part.image_url if isinstance(part, ImagePart) else part.video_url
-    url = given if isinstance(given, Url) else Url(url=given)
-    if not url.url and part.uuid is None:
+    if not url and part.uuid is None:
         raise ApiError(400, f"{where} has no URL in '{kind}_url.url' and no 'uuid'.", param=f"{where}.{kind}_url")
-    shared = options or ProcessorOptions()
-    medium = MediaWanted(
-        kind=kind,
-        url=files.get(url.url, url.url) if url.url else None,
-        uuid=part.uuid,
-        min_pixels=url.min_pixels if url.min_pixels is not None else shared.min_pixels,
-        max_pixels=url.max_pixels if url.max_pixels is not None else shared.max_pixels,
-        where=where,
-    )
-    if isinstance(part, VideoPart) and (url.min_pixels is not None or url.max_pixels is not None):
-        raise ApiError(400, f"{where}.video_url has a size of its own, which only images may have.", param=where)
+    own = part.image_url if isinstance(part, ImagePart) else part.video_url
+    fields, names = (msgspec.to_builtins(own), SIZES if kind == "image" else (*SIZES, *SAMPLING))
+    said = {name: fields[name] for name in names} if isinstance(fields, dict) else {}
+    low = isinstance(own, Url | VideoUrl) and own.detail == "low"
+    if kind == "video" and low:
+        raise ApiError(400, f"{where}.video_url has detail 'low', which only images may have.", param=where)
+    medium = MediaWanted(kind, url or None, part.uuid, options.of(kind, options_from(said, names, where)), low_detail=low)
     wanted.append(medium)
     return {"type": kind, kind: medium}
+
+
+def _embeddings(given: Embeddings, where: str) -> ImageEmbeddings:
+    try:
+        data = pybase64.b64decode(given.data, validate=True)
+    except ValueError as error:
+        raise ApiError(400, f"{where}.image_embeds.data is no base64: {error}.", param=where) from None
+    rows, embedding_width = given.shape
+    return ImageEmbeddings(data, given.dtype, (rows, embedding_width), given.width, given.height)
 
 
 async def _load_all(
@@ -199,23 +262,16 @@ async def _load_all(
     clock: StageClock,
     budget: RequestBudget,
     entry: Entry,
-) -> list[MediaRef]:
+) -> list[list[MediaRef]]:
     """Bytes, digest and header of each medium, side by side. The first that cannot be had ends the loading of the others."""
     clocks = [StageClock() for _ in wanted]  # each is used in a thread
+    loader = AsyncLoader(context.config.media, LOOK_UPS.resolver(caller), budget, context.pool, entry.grow)
 
-    async def one(medium: MediaWanted, own: StageClock) -> MediaRef:
+    async def one(medium: MediaWanted, own: StageClock) -> list[MediaRef]:
         if medium.url is None:
-            assert medium.uuid is not None
-            return context.names.recall(caller, medium.kind, medium.uuid)
-        return await load_ref_async(
-            medium.kind,
-            medium.url,
-            context.config.media,
-            own,
-            budget=budget,
-            executor=context.pool,
-            on_fetched=entry.grow,
-        )
+            assert medium.uuid is not None and medium.kind != "pdf"
+            return [context.names.recall(caller, medium.kind, medium.uuid)]
+        return await loader.load(medium.kind, medium.url, own, medium.name)
 
     tasks = [asyncio.ensure_future(one(medium, own)) for medium, own in zip(wanted, clocks, strict=True)]
     try:
@@ -229,50 +285,31 @@ async def _load_all(
     return refs
 
 
-def _build(context: ServerContext, draft: PromptDraft, refs: Sequence[MediaRef]) -> ChatPrompt:
-    """All that follows when the media are there; fit for any thread."""
-    files, placeholders, tools = context.files, context.placeholders, draft.tools
-    kwargs = dict(draft.template_kwargs or {})
-    for name in ("messages", "tools"):
-        if name in kwargs:
-            raise PromptError(f"chat_template_kwargs cannot set {name!r}.")
+def _build(
+    context: ServerContext, draft: PromptDraft, refs: Sequence[Sequence[MediaRef]], seconds: float | None = None
+) -> ChatPrompt:
+    """All that follows when the media are there; fit for any thread. `seconds` are what the template may take."""
+    prompts, tools = context.prompts, list(draft.tools) or None
     with draft.clock.stage("prompt"):
-        refuse_placeholders(kwargs, "chat_template_kwargs", placeholders)
-        refuse_placeholders(tools, "tools", placeholders)
-        for_template, _ = normalise_messages(draft.messages, placeholders)
-        prompt = files.template.render(for_template, tools=list(tools) or None, **kwargs)
-        items = [
-            make_item(ref, _processor(files.processor, medium), draft.budget)
-            for medium, ref in zip(draft.wanted, refs, strict=True)
-        ]
-        request = assemble(
-            prompt,
-            items,
-            tokenizer=files.tokenizer,
-            spec=files.spec,
-            processor=files.processor,
-            max_len=files.max_model_len - 1,  # room for one token of an answer
+        pages = {id(medium): found for medium, found in zip(draft.wanted, refs, strict=True)}
+        messages = with_pages(draft.messages, lambda medium, _: pages[id(medium)])
+        prompt, _ = prompts.render(
+            marked(messages) if draft.continues else messages, tools, draft.chat_template_kwargs, seconds
         )
-    return ChatPrompt(request, prompt.rstrip().endswith("<think>"))
+        prompt = cut(prompt) if draft.continues else prompt
+        items = [
+            make_item(ref, prompts.processor, draft.budget, sized(prompts.processor, medium))
+            for medium, found in zip(draft.wanted, refs, strict=True)
+            for ref in found
+        ]
+        return ChatPrompt(prompts.assemble(prompt, items), opens_reasoning(prompt))
 
 
-def _processor(processor: ProcessorSpec, medium: MediaWanted) -> ProcessorSpec:
-    """The processor with the request's own sizes, which must lie within the server's."""
-    if medium.min_pixels is None and medium.max_pixels is None:
-        return processor
-    spec = processor.image if medium.kind == "image" else processor.video
-    least = medium.min_pixels if medium.min_pixels is not None else spec.min_pixels
-    most = medium.max_pixels if medium.max_pixels is not None else spec.max_pixels
-    for name, value in (("min_pixels", least), ("max_pixels", most)):
-        if not spec.min_pixels <= value <= spec.max_pixels:
-            raise ApiError(
-                400,
-                f"{name} is {value}, but must be between the server's {spec.min_pixels} and {spec.max_pixels} pixels "
-                f"for {medium.kind}s.",
-                param=name,
-            )
-    if least > most:
-        raise ApiError(400, f"min_pixels is {least}, above max_pixels, {most}.", param="min_pixels")
-    if medium.kind == "image":
-        return dataclasses.replace(processor, image=dataclasses.replace(processor.image, min_pixels=least, max_pixels=most))
-    return dataclasses.replace(processor, video=dataclasses.replace(processor.video, min_pixels=least, max_pixels=most))
+def sized(processor: ProcessorSpec, medium: MediaWanted) -> MediaOptions:
+    """What the request says of a medium. With low detail an image has fewer pixels, not fewer than the least."""
+    options, spec = medium.options, processor.image
+    if not medium.low_detail:
+        return options
+    least = spec.min_pixels if options.min_pixels is None else options.min_pixels
+    most = spec.max_pixels if options.max_pixels is None else options.max_pixels
+    return dataclasses.replace(options, max_pixels=max(least, min(most, LOW_DETAIL_ROWS * spec.factor**2)))

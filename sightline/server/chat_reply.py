@@ -7,8 +7,9 @@ import msgspec
 from msgspec import UNSET
 
 from sightline.engine.messages import UpdateHead
-from sightline.prompt.tokenizer import Tokenizer
 from sightline.server.call import Call
+from sightline.server.errors import ApiError
+from sightline.server.reply import DONE, ReplyOptions, event, failure_event
 from sightline.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -25,28 +26,30 @@ from sightline.server.token_text import chat_logprobs
 from sightline.stream.answer_parts import AnswerParser, ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from sightline.types import TokenLogprob
 
-DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
 
 
-def event(message: msgspec.Struct) -> bytes:
-    return b"data: " + _encoder.encode(message) + b"\n\n"
-
-
 @dataclass
-class _Answer:
+class ChatChoiceState:
     """One choice as it grows."""
 
     parser: AnswerParser
+    beginning: str = ""  # what the answer repeats before its own text
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
+    matched_stop: int | str | None = None
+    thinks: bool = True  # until content or a call has begun
+    reasoning_tokens: int = 0  # up to the end of the thoughts
     begun: bool = False  # a chunk has gone out
 
     def take(self, update: UpdateHead) -> list[Delta]:
-        deltas = self.parser.feed(update.text)
+        deltas: list[Delta] = [ContentDelta(self.beginning)] if self.beginning else []
+        self.beginning = ""
+        deltas += self.parser.feed(update.text)
         if update.finish is not None:
             deltas += self.parser.finish()
         for delta in deltas:
@@ -57,9 +60,19 @@ class _Answer:
             else:
                 self._take_call(delta)
         self.logprobs += update.logprobs
+        self.token_ids += update.token_ids
+        if self.thinks:
+            self._count_thoughts(len(update.token_ids))
         if update.finish is not None:
-            self.reason = "tool_calls" if self.calls and update.finish.reason == "stop" else update.finish.reason
+            self.matched_stop = update.finish.matched_stop
+            self.reason = "tool_calls" if self.calls and update.finish.finish_reason == "stop" else update.finish.finish_reason
         return deltas
+
+    def _count_thoughts(self, tokens: int) -> None:
+        self.reasoning_tokens += tokens
+        if self.parser.past_reasoning:
+            self.thinks = False
+            self.reasoning_tokens = self.reasoning_tokens if self.reasoning else 0
 
     def _take_call(self, delta: ToolCallDelta) -> None:
         if delta.index == len(self.calls):
@@ -70,19 +83,12 @@ class _Answer:
 
 class ChatReply:
     def __init__(
-        self,
-        call: Call,
-        model: str,
-        tokenizer: Tokenizer,
-        new_parser: Callable[[], AnswerParser],
-        logprobs: bool,
-        include_usage: bool,
-        timings: bool,
+        self, call: Call, options: ReplyOptions, new_parser: Callable[[], AnswerParser], logprobs: bool, beginning: str = ""
     ) -> None:
-        self._call, self._model, self._tokenizer = call, model, tokenizer
-        self._logprobs, self._include_usage, self._timings = logprobs, include_usage, timings
+        """`beginning` is what answers repeat of the message that they go on with."""
+        self._call, self._options, self._logprobs = call, options, logprobs
         count = sum(prompt.answers for prompt in call.prompts)
-        self._answers = [_Answer(new_parser()) for _ in range(count)]
+        self._answers = [ChatChoiceState(new_parser(), beginning) for _ in range(count)]
 
     def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:
         """News of an answer that will be sent whole."""
@@ -95,14 +101,15 @@ class ChatReply:
             ChatCompletion(
                 id=self._call.id,
                 created=self._call.created,
-                model=self._model,
+                model=self._options.model,
                 choices=[self._choice(index, answer) for index, answer in enumerate(self._answers)],
                 usage=self._call.usage(),
-                metadata=self._call.metadata() if self._timings else UNSET,
+                prompt_token_ids=ids[0] if (ids := self._options.prompt_ids) is not None else UNSET,
+                metadata=self._call.metadata() if self._options.timings else UNSET,
             )
         )
 
-    def _choice(self, index: int, answer: _Answer) -> ChatChoice:
+    def _choice(self, index: int, answer: ChatChoiceState) -> ChatChoice:
         assert answer.reason is not None
         content = "".join(answer.content)
         return ChatChoice(
@@ -114,6 +121,8 @@ class ChatReply:
             ),
             logprobs=self._shown(answer.logprobs),
             finish_reason=answer.reason,
+            matched_stop=answer.matched_stop,
+            token_ids=answer.token_ids if self._options.prompt_ids is not None else UNSET,
         )
 
     def events(self, batch: Sequence[tuple[int, UpdateHead]]) -> bytes:
@@ -124,49 +133,62 @@ class ChatReply:
         answer = self._answers[index]
         deltas = [_shown_delta(delta) for delta in answer.take(update)]
         self._note_end(index)
-        if not deltas and (update.logprobs or answer.reason is not None or not answer.begun):
+        ids = self._options.prompt_ids
+        first = not any(other.begun for other in self._answers)
+        told = bool(update.logprobs) or (self._options.tells_tokens and bool(update.token_ids))
+        if not deltas and (told or answer.reason is not None or not answer.begun):
             # The first chunk comes with the first token, even where its text is held back: clients take times by it.
             deltas = [ChatDelta()] if answer.reason is not None and answer.begun else [ChatDelta(content="")]
         chunks = []
-        for place, delta in enumerate(deltas):
+        for position, delta in enumerate(deltas):
             if not answer.begun:
                 delta.role = "assistant"
                 answer.begun = True
-            last = place == len(deltas) - 1
+            last = position == len(deltas) - 1
             choice = ChatChunkChoice(
                 index=index,
                 delta=delta,
                 logprobs=self._shown(list(update.logprobs)) if last else None,
                 finish_reason=answer.reason if last else None,
+                token_ids=list(update.token_ids) if last and ids is not None else UNSET,
             )
             chunks.append(self._chunk([choice]))
-        if answer.reason is not None and self._timings and all(other.reason is not None for other in self._answers):
+        if chunks and first and ids is not None:
+            chunks[0].prompt_token_ids = ids[0]
+        if answer.reason is not None:
+            chunks[-1].choices[0].matched_stop = answer.matched_stop
+        if answer.reason is not None and self._options.timings and all(other.reason is not None for other in self._answers):
             chunks[-1].metadata = self._call.metadata()
         return chunks
 
     def closing(self) -> bytes:
-        if not self._include_usage:
+        if not self._options.last_usage:
             return DONE
         chunk = self._chunk([])
         chunk.usage = self._call.usage()
         return event(chunk) + DONE
 
+    def failure(self, error: ApiError) -> bytes:
+        return failure_event(error)
+
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        options = self._options
         return ChatChunk(
             id=self._call.id,
             created=self._call.created,
-            model=self._model,
+            model=options.model,
             choices=choices,
-            usage=None if self._include_usage else UNSET,
+            usage=self._call.usage() if options.usage_so_far else None if options.last_usage else UNSET,
         )
 
     def _shown(self, logprobs: list[TokenLogprob]) -> ChatLogprobs | None:
-        return chat_logprobs(self._tokenizer, logprobs) if self._logprobs else None
+        return chat_logprobs(self._options.tokenizer, logprobs) if self._logprobs else None
 
     def _note_end(self, index: int) -> None:
-        reason = self._answers[index].reason
-        if reason is not None:
-            self._call.reasons[index] = reason
+        answer = self._answers[index]
+        if answer.reason is not None:
+            self._call.reasons[index] = answer.reason
+            self._call.reasoning_tokens += answer.reasoning_tokens
 
     def texts(self) -> list[str]:
         """What was answered, for a log with content."""

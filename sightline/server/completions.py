@@ -1,21 +1,21 @@
 """/v1/completions: what is special to it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-import msgspec
-
-from sightline.prompt.request import build_request_from_text, request_from_ids
+from sightline.server.admission import Entry
 from sightline.server.body_files import Files
 from sightline.server.call import Call, PromptFacts
 from sightline.server.completion_reply import CompletionReply
 from sightline.server.context import ServerContext
-from sightline.server.engine_client import Submission
 from sightline.server.errors import ApiError
-from sightline.server.inflight import Entry
 from sightline.server.protocol import CompletionRequest
+from sightline.server.reply import ReplyOptions
+from sightline.server.response_format import checked, structure_of
 from sightline.server.sampling import resolve, sampling_params, submission
+from sightline.submission import Submission
 from sightline.timing import StageClock
-from sightline.types import Request
+from sightline.types import Request, SamplingParams, StructuredOutput
 
 _MOST_ANSWERS = 1024
 
@@ -24,17 +24,24 @@ _MOST_ANSWERS = 1024
 class BegunCompletion:
     body: CompletionRequest
     model: str  # the name to answer with
-    prompts: tuple[Submission, ...]
+    params: SamplingParams
+    requests: tuple[Request, ...]
+    structured: StructuredOutput | None
+    beginnings: tuple[str, ...]  # of the answers, which are to repeat their prompts
+    clock: StageClock
 
 
-class CompletionShape:
+class CompletionEndpoint:
     route = "/v1/completions"
-    prefix = "cmpl"
-    decoder = msgspec.json.Decoder(CompletionRequest)
+    prefix = "cmpl-"
+    body = CompletionRequest
+
+    def media_urls(self, body: CompletionRequest) -> Iterator[str]:
+        return iter(())
 
     def begin(self, context: ServerContext, body: CompletionRequest, files: Files, on_loop: bool) -> BegunCompletion:
         model, params = context.check_model(body.model), sampling_params(context, body)
-        sampling = resolve(context, params)
+        resolve(context, params)  # what is wrong with it is said before prompts are read
         prompts = _prompts(body.prompt)
         if len(prompts) * params.n > _MOST_ANSWERS:
             raise ApiError(
@@ -44,24 +51,35 @@ class CompletionShape:
             )
         clock = StageClock()
         with clock.stage("prompt"):
-            requests = [prompt_request(context, prompt) for prompt in prompts]
-        submissions = tuple(submission(context, request, body, params, sampling, clock) for request in requests)
-        return BegunCompletion(body, model, submissions)
+            requests = tuple(_request(context, prompt) for prompt in prompts)
+        beginnings = _beginnings(context, body, prompts)
+        return BegunCompletion(body, model, params, requests, structure_of(body), beginnings, clock)
 
     async def prepare(
         self, context: ServerContext, begun: BegunCompletion, call: Call, caller: str, entry: Entry
     ) -> tuple[tuple[Submission, ...], CompletionReply]:
         body = begun.body
         call.stream = bool(body.stream)
-        call.prompts = tuple(map(PromptFacts.of, begun.prompts))
-        return begun.prompts, CompletionReply(
-            call,
-            begun.model,
-            context.files.tokenizer,
-            top_logprobs=body.logprobs,
-            include_usage=body.stream_options is not None and body.stream_options.include_usage,
-            timings=bool(body.return_timings) or context.config.server.enable_response_timings,
+        params = replace(begun.params, structured=await checked(context, begun.structured, opens_reasoning=False))
+        how = (body, params, resolve(context, params), begun.clock, caller)
+        prompts = tuple(submission(context, request, *how) for request in begun.requests)
+        call.prompts = tuple(map(PromptFacts.of, prompts))
+        options = ReplyOptions.of(context, body, begun.model, prompts)
+        return prompts, CompletionReply(call, options, body.logprobs, begun.beginnings)
+
+
+def _beginnings(context: ServerContext, body: CompletionRequest, prompts: list[str | list[int]]) -> tuple[str, ...]:
+    if not body.echo:
+        return ()
+    if body.logprobs is not None:
+        raise ApiError(
+            400,
+            "echo with logprobs asks for log-probabilities of the prompt, which are not computed; leave one of them out.",
+            param="echo",
+            code="unsupported_value",
         )
+    decode = context.files.tokenizer.decode
+    return tuple(prompt if isinstance(prompt, str) else decode(prompt, False) for prompt in prompts)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -75,16 +93,5 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [ids] if ids else others
 
 
-def prompt_request(context: ServerContext, prompt: str | list[int]) -> Request:
-    files = context.files
-    longest = files.max_model_len - 1  # room for one token of an answer
-    if isinstance(prompt, str):
-        return build_request_from_text(
-            prompt,
-            tokenizer=files.tokenizer,
-            spec=files.spec,
-            processor=files.processor,
-            limits=context.config.media,
-            max_len=longest,
-        )
-    return request_from_ids(prompt, files.spec, files.processor, longest)
+def _request(context: ServerContext, prompt: str | list[int]) -> Request:
+    return context.prompts.text(prompt) if isinstance(prompt, str) else context.prompts.token_ids(prompt)

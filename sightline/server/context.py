@@ -1,19 +1,22 @@
 """What the routes of a running server share."""
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from sightline.config import Config
 from sightline.media.digests import Digester
 from sightline.models.files import ModelFiles
-from sightline.prompt.expand import MediaText
+from sightline.prompt.builder import PromptBuilder
+from sightline.server.admission import AdmissionBudget
 from sightline.server.auth import KeyRing
 from sightline.server.call import Call
 from sightline.server.engine_client import EngineClient
+from sightline.server.engine_group import EngineGroup
 from sightline.server.errors import ApiError, unavailable
-from sightline.server.inflight import Ledger
 from sightline.server.media_names import MediaNames
 from sightline.server.observer import Observer, RequestRecord
 
@@ -24,22 +27,27 @@ EMBEDDED_NAME = "sightline-embedded"
 class ServerContext:
     config: Config
     files: ModelFiles
-    engine: EngineClient
+    engine: EngineClient | EngineGroup
     observer: Observer
     pool: ThreadPoolExecutor  # for what takes longer than about a millisecond
     digester: Digester
     forms: ThreadPoolExecutor  # for forms of answers, which may take seconds to judge: nobody else waits behind them
     keys: KeyRing
-    ledger: Ledger
+    admission: AdmissionBudget
     names: MediaNames
     model_names: tuple[str, ...]  # as /v1/models lists them
     started: int  # seconds since 1970
     draining: asyncio.Event  # set when the server takes no more requests
     log_request: Callable[[RequestRecord, Mapping[str, object]], None] | None
 
+    @functools.cached_property
+    def prompts(self) -> PromptBuilder:
+        return self.files.prompt_builder(self.config.media)
+
     @property
-    def placeholders(self) -> tuple[str, ...]:
-        return MediaText.of(self.files.spec.tokens, self.files.tokenizer).placeholders
+    def weight_version(self) -> str:
+        """SGLang's word for which weights answer: the revision that was asked for."""
+        return self.config.model.revision or "default"
 
     def require_serving(self) -> None:
         if self.draining.is_set():
@@ -53,10 +61,11 @@ class ServerContext:
             self.log_request(record, call.content)
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. A request may name the model as served or by the path it was loaded from, or not at all."""
+        """The name to answer with. A request may name the model as served or by the path it was loaded from, "auto" or not at
+        all."""
         if not name:
             return self.model_names[0]
-        if name in self.model_names:
+        if name == "auto" or name in self.model_names or self.config.server.accept_any_model_name:
             return name
         if name.rstrip("/") in (str(self.files.folder).rstrip("/"), self.config.model.model.rstrip("/")):
             return name
@@ -69,4 +78,10 @@ class ServerContext:
 
 
 def served_names(config: Config) -> tuple[str, ...]:
-    return config.server.served_model_name or (config.model.model.rstrip("/") or EMBEDDED_NAME,)
+    """A folder gives its name, not its path: where a model lies on our disk is nobody's business."""
+    if config.server.served_model_name:
+        return config.server.served_model_name
+    model = config.model.model
+    if not model:
+        return (EMBEDDED_NAME,)
+    return (Path(model).resolve().name or EMBEDDED_NAME,) if Path(model).is_dir() else (model,)

@@ -2,39 +2,39 @@
 
 ```
 starting ──Ready──► ready ──the process ends──► restarting ──pause──► starting
-    │                                                │
+    │ │               │                          ▲   │
+    │ └─engine_timeout_s─► hung ──killed─────────┘   │
     └──Refused──► failed ◄──too many restarts────────┘          close() ──► stopped, from any state
 ```
 
-Each process gets a socket of its own in a private folder; a message of a dead engine can never reach its successor.
+Each process gets sockets of its own, one for commands and news in a private folder and one for heartbeats; a message of a dead
+engine can never reach its successor.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-import shutil
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from sightline.config import Config, ServerConfig
-from sightline.engine.kept_files import FileBooks
+from sightline.engine.file_cache import FileCacheIndex
 from sightline.engine.messages import (
     Abort,
     Done,
+    EngineRefused,
     Flush,
     FromEngine,
+    LoadProgress,
     News,
     Ping,
-    Progress,
     Ready,
-    Refused,
     Start,
     Stats,
     Stop,
@@ -44,17 +44,16 @@ from sightline.engine.messages import (
     decode_report,
     encode,
 )
-from sightline.run.sampling_params import ResolvedSampling
-from sightline.server.engine_socket import EngineSocket
+from sightline.server.engine_process import EngineProcess, engine_process
 from sightline.server.errors import ApiError, failed, unavailable
 from sightline.server.observer import Observer
-from sightline.types import Request
+from sightline.submission import Submission
 
 log = logging.getLogger("sightline.engine")
 
 RESTART_WINDOW_S = 600.0
 _STOP_PATIENCE_S = 5.0
-ENGINE_COMMAND = (sys.executable, "-m", "sightline.engine.process")
+ENGINE_COMMAND = (sys.executable, "-m", "sightline.engine.main")
 _LAST_WORDS_S = 0.2  # in which what a process said before it ended comes in
 _REPLY_S = 60.0  # commands wait for the step in progress, which may take long
 
@@ -62,6 +61,7 @@ _REPLY_S = 60.0  # commands wait for the step in progress, which may take long
 class EngineState(Enum):
     STARTING = "starting"
     READY = "ready"
+    HUNG = "hung"
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -75,23 +75,11 @@ class EngineGone(ApiError):
         super().__init__(503, sentence, code="engine_died", headers={"Retry-After": "2"})
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A prompt with all that the engine needs to answer it."""
+class UpdateQueue:
+    """News of the prompts of one HTTP request, as they come. Must be released in the end."""
 
-    request: Request
-    sampling: ResolvedSampling
-    end_tokens: tuple[int, ...]
-    stop: tuple[str, ...]
-    priority: int
-    cache_salt: str
-    seconds: dict[str, float]  # what the stages so far took
-
-
-class Answers:
-    """News of the prompts of one HTTP request, as they come. Must be given back to `EngineClient.release` in the end."""
-
-    def __init__(self, numbers: dict[int, int], left: int) -> None:
+    def __init__(self, numbers: dict[int, int], left: int, engine: "EngineClient") -> None:
+        self._engine = engine
         self.numbers = numbers  # of each prompt in the engine → place of its first answer
         self.left = left  # answers that have not ended
         self._news: list[UpdateHead | ApiError] = []
@@ -105,6 +93,10 @@ class Answers:
         self._news.append(news)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def release(self) -> None:
+        """The asker is done: what has not ended, the engine ends before its next step."""
+        self._engine.forget(self)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, UpdateHead]]]:
         """All news that have come since the last look, with the place of the answer, until every answer has ended.
@@ -132,14 +124,15 @@ class EngineClient:
         self,
         config: Config,
         observer: Observer,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[LoadProgress], None],
         on_ready: Callable[[Ready], None],
         on_failed: Callable[[str], None],
         command: Sequence[str] = ENGINE_COMMAND,
+        gpus: str | None = None,
     ) -> None:
         """`on_failed` is called once with a sentence when the engine cannot be kept running. `command` starts an engine process
-        when it is given an address."""
-        self._config, self._observer, self._command = config, observer, command
+        when it is given the arguments that engine/link.py names. `gpus`: those that it may see, by default all."""
+        self._config, self._observer, self._command, self._gpus = config, observer, command, gpus
         self._on_progress, self._on_ready, self._on_failed = on_progress, on_ready, on_failed
         self.state = EngineState.STARTING
         self.ready_report: Ready | None = None
@@ -148,46 +141,60 @@ class EngineClient:
         self.pid: int | None = None
         self.begun = asyncio.Event()  # there has been a process, or there will be none
         self._deaths: deque[float] = deque()
-        self._heard = time.monotonic()  # when the engine last said something; it does twice a second, idle or not
+        self._hang: str | None = None  # why the process was judged to hang
         self._numbers = itertools.count(1)
-        self._answers: dict[int, Answers] = {}
+        self._answers: dict[int, UpdateQueue] = {}
         self._replies: dict[int, asyncio.Future[None]] = {}
-        self._socket: EngineSocket | None = None
-        self._books = self._new_books()
-        self._process: asyncio.subprocess.Process | None = None
+        self._own: EngineProcess | None = None
+        self._file_index = self._new_file_index()
         self._task: asyncio.Task[None] | None = None
 
     # ---- Asking
 
     @property
+    def members(self) -> Sequence["EngineClient"]:
+        return (self,)
+
+    @property
     def ready(self) -> bool:
         return self.state is EngineState.READY
 
+    @property
+    def work_age_s(self) -> float:
+        """How long ago the engine's current step, or stage of its start, began or last advanced; 0 while it is idle."""
+        return self._own.heartbeats.work_age_s if self._own is not None else 0.0
+
+    @property
+    def condition(self) -> str:
+        """The state as a sentence."""
+        sentences = {
+            EngineState.STARTING: "The model is being loaded.",
+            EngineState.READY: "The engine answers.",
+            EngineState.HUNG: f"The engine hangs and is being killed: {self._hang}.",
+            EngineState.RESTARTING: "The engine crashed and is being started again.",
+            EngineState.STOPPED: "The server is shutting down.",
+            EngineState.FAILED: "The engine cannot be kept running.",
+        }
+        return sentences[self.state]
+
     def require_ready(self) -> None:
         if not self.ready:
-            sentences = {
-                EngineState.STARTING: "The model is being loaded.",
-                EngineState.RESTARTING: "The engine crashed and is being started again.",
-                EngineState.STOPPED: "The server is shutting down.",
-                EngineState.FAILED: "The engine cannot be kept running.",
-            }
-            raise unavailable(sentences[self.state])
+            raise unavailable(self.condition)
 
-    def submit(self, prompts: Sequence[Submission]) -> Answers:
+    def submit(self, prompts: Sequence[Submission]) -> UpdateQueue:
         self.require_ready()
         numbers: dict[int, int] = {}
-        place = 0
+        position = 0
         for prompt in prompts:
-            numbers[next(self._numbers)] = place
-            place += prompt.sampling.n
-        answers = Answers(numbers, place)
+            numbers[next(self._numbers)] = position
+            position += prompt.sampling.n
+        answers = UpdateQueue(numbers, position, self)
         for number, prompt in zip(numbers, prompts, strict=True):
             self._answers[number] = answers
-            self._send_frames(add_frames(self._books, number, **vars(prompt)))
+            self._send_frames(add_frames(self._file_index, number, prompt))
         return answers
 
-    def release(self, answers: Answers) -> None:
-        """The asker is done: what has not ended, the engine ends before its next step."""
+    def forget(self, answers: UpdateQueue) -> None:
         for number in answers.numbers:
             if self._answers.pop(number, None) is not None and not answers.complete:
                 self._send(Abort(number))
@@ -213,19 +220,19 @@ class EngineClient:
         finally:
             self._replies.pop(command.number, None)
 
-    def _new_books(self) -> FileBooks:
+    def _new_file_index(self) -> FileCacheIndex:
         """A new process has no files."""
-        return FileBooks(self._config.server.kept_media_bytes)
+        return FileCacheIndex(self._config.server.kept_media_bytes)
 
     def _send(self, message: ToEngine) -> None:
         if isinstance(message, Flush):
-            self._books.clear()  # as the engine will before it hears of the next request
+            self._file_index.clear()  # as the engine will before it hears of the next request
         self._send_frames([encode(message)])
 
     def _send_frames(self, frames: list[Any]) -> None:
-        if self._socket is not None and self.state in (EngineState.READY, EngineState.STARTING):
+        if self._own is not None and self.state in (EngineState.READY, EngineState.STARTING):
             # There is no limit on waiting messages, so it is taken at once. Large buffers are handed over, not copied.
-            self._socket.send(frames)
+            self._own.socket.send(frames)
 
     # ---- The process
 
@@ -235,16 +242,12 @@ class EngineClient:
     async def close(self) -> None:
         """Stops the engine; requests that are still in it are dropped."""
         patience = _STOP_PATIENCE_S if self.ready else 0.0  # one that still loads listens to nobody
-        if self._socket is not None and self.ready:
+        if self.ready:
             self._send(Stop())
         self.state = EngineState.STOPPED
-        process = self._process
-        if process is not None and process.returncode is None:
-            try:
-                await asyncio.wait_for(process.wait(), patience)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+        if self._own is not None:
+            with contextlib.suppress(TimeoutError):  # then it is killed with the task
+                await asyncio.wait_for(self._own.process.wait(), patience)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -260,16 +263,16 @@ class EngineClient:
 
     async def _supervise(self) -> None:
         while True:
-            refusal = await self._one_life()
+            code, refusal = await self._one_life()
             if self.state is EngineState.STOPPED:
                 return
-            assert self._process is not None
-            code = self._process.returncode
             self._lose_all()
             if refusal is not None:
                 self._give_up(refusal)
                 return
-            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            if self._hang is not None:
+                how = f"hung and was killed: {self._hang}"
             now = time.monotonic()
             self._deaths.append(now)
             while now - self._deaths[0] > RESTART_WINDOW_S:
@@ -290,56 +293,46 @@ class EngineClient:
         self.begun.set()
         self._on_failed(sentence)
 
-    async def _one_life(self) -> str | None:
-        """Runs a process until it ends. Returns why it refused to load, if it did."""
-        folder = tempfile.mkdtemp(prefix="sightline-")  # readable for this user alone
+    async def _one_life(self) -> tuple[int, str | None]:
+        """Runs a process until it ends. Returns its exit code, and why it refused to load, if it did."""
         refusal: list[str] = []
-        address = f"ipc://{folder}/engine"
-        socket = EngineSocket(address, lambda message: self._hear(message, refusal))
-        try:
-            command = (*self._command, address)
-            # Standard output is the request log's; whatever a library prints goes to standard error.
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
-            self.pid, self._socket = self._process.pid, socket
-            self._books = self._new_books()
+        self._hang = None
+        timeout_s = self._config.server.engine_timeout_s
+        async with engine_process(self._command, timeout_s, lambda message: self._hear(message, refusal), self._gpus) as own:
+            self._own, self.pid = own, own.process.pid
+            self._file_index = self._new_file_index()
             kept = ServerConfig(kept_media_mb=self._config.server.kept_media_mb)  # keys are none of its business
             self._send(Start(replace(self._config, server=kept)))
             self.begun.set()
-            listener = asyncio.create_task(self._end_silence(self._process))
+            judge = asyncio.create_task(self._end_hang(own))
             try:
-                await self._process.wait()
+                code = await own.process.wait()
                 await asyncio.sleep(_LAST_WORDS_S)
             finally:
-                listener.cancel()
+                judge.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await listener
-        finally:
-            self._socket = None
-            if self._process is not None and self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
-            socket.close()
-            shutil.rmtree(folder, ignore_errors=True)
-        return refusal[0] if refusal else None
+                    await judge
+                self._own = None
+        return code, refusal[0] if refusal else None
 
-    async def _end_silence(self, process: asyncio.subprocess.Process) -> None:
-        """Kills an engine that hangs: whoever waits for it would wait for ever. One without requests may be silent."""
-        patience = self._config.server.engine_timeout_s
-        while patience > 0:
-            await asyncio.sleep(min(1.0, patience / 4))
-            if self.ready and self._answers and time.monotonic() - self._heard > patience:
-                log.error("The engine has said nothing for %g s (engine_timeout_s); it is killed.", patience)
+    async def _end_hang(self, own: EngineProcess) -> None:
+        """Kills an engine that hangs: whoever waits for it would wait for ever."""
+        while self._config.server.engine_timeout_s:
+            await asyncio.sleep(own.heartbeats.interval_s)
+            hang = own.heartbeats.hang()
+            if hang is not None and self.state in (EngineState.STARTING, EngineState.READY):
+                log.error("The engine hangs: %s; it is killed.", hang)
+                self._hang, self.state = hang, EngineState.HUNG
+                self._lose_all()  # before it has died: a process that waits for a driver may take long to
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    own.process.kill()
                 return
 
     def _hear(self, message: bytes, refusal: list[str]) -> None:
         report = decode_report(message)
-        self._heard = time.monotonic()
-        if isinstance(report, Refused):
+        if isinstance(report, EngineRefused):
             refusal.append(report.message)
-        else:
+        elif self.state is not EngineState.HUNG:
             self._take(report)
 
     def _take(self, report: FromEngine) -> None:
@@ -355,7 +348,7 @@ class EngineClient:
             reply = self._replies.get(report.number)
             if reply is not None and not reply.done():
                 reply.set_result(None)
-        elif isinstance(report, Progress):
+        elif isinstance(report, LoadProgress):
             self._on_progress(report)
         elif isinstance(report, Ready):
             if self.state is EngineState.STARTING:

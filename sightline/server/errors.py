@@ -1,15 +1,27 @@
-"""Every error a client can see, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Every error a client can see, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
+Clients of Anthropic's endpoints find theirs around it: {"type": "error", "error": {…}}, with its names of types.
+"""
+
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from sightline.engine.messages import Failure
-from sightline.errors import MissingMediaError, PromptTooLongError, UserError
+from sightline.engine.messages import EngineFailure
+from sightline.errors import (
+    HostMemoryError,
+    MissingMediaError,
+    ParameterError,
+    PromptTooLongError,
+    UserError,
+    without_addresses,
+)
 
 _LONGEST = 2000  # characters of a message: what strangers write is not repeated at any length
+_PATH = re.compile(r"(?<![\w/:.])/[\w.@+-]+(/[\w.@+-]*)+")
 _TYPES = {  # by status; other 4xx are invalid requests, other 5xx server errors
     401: "authentication_error",
     403: "permission_error",
@@ -17,6 +29,16 @@ _TYPES = {  # by status; other 4xx are invalid requests, other 5xx server errors
     408: "timeout_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
+}
+ANTHROPIC = "/v1/messages"  # the route of its endpoints
+_ANTHROPIC_TYPES = {  # likewise; other 5xx are API errors
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
     504: "timeout_error",
 }
 
@@ -42,11 +64,21 @@ class ApiError(Exception):
     def kind(self) -> str:
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+    def body(self, route: str = "") -> dict[str, Any]:
+        details = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        if not route.startswith(ANTHROPIC):
+            return {"error": details}
+        usual = "invalid_request_error" if self.status < 500 else "api_error"
+        return {"type": "error", "error": {**details, "type": _ANTHROPIC_TYPES.get(self.status, usual)}}
 
-    def response(self) -> Response:
-        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+    def response(self, route: str = "") -> Response:
+        """In the shape that clients of this endpoint read."""
+        return Response(msgspec.json.encode(self.body(route)), self.status, self.headers, "application/json")
+
+
+def without_paths(text: str) -> str:
+    """What an exception nobody expected says may name files and objects of ours."""
+    return _PATH.sub("…", without_addresses(text))
 
 
 def shortened(text: str) -> str:
@@ -58,20 +90,29 @@ def refused(error: UserError) -> ApiError:
     """What a user got wrong, as found while reading their request."""
     if isinstance(error, MissingMediaError):
         return ApiError(404, str(error), code="media_not_found")
+    if isinstance(error, HostMemoryError):
+        return out_of_memory(str(error))
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), param="messages", code="context_length_exceeded")
-    return ApiError(400, str(error))
+    return ApiError(400, str(error), param=error.name if isinstance(error, ParameterError) else None)
 
 
-def failed(failure: Failure) -> ApiError:
+def failed(failure: EngineFailure) -> ApiError:
     """What the engine said about a request that it could not answer."""
     if failure.kind == "missing_media":
         return ApiError(404, failure.message, code="media_not_found")
-    return ApiError(400 if failure.kind == "invalid" else 500, failure.message)
+    if failure.kind == "out_of_memory":
+        return out_of_memory(failure.message)
+    return ApiError(400, failure.message) if failure.kind == "invalid" else ApiError(500, without_paths(failure.message))
 
 
 def too_large(limit_mb: float) -> ApiError:
     return ApiError(413, f"The body is larger than the {limit_mb:g} MB allowed (max_request_mb).", code="request_too_large")
+
+
+def out_of_memory(message: str = "The server has not enough memory free for this request.", after_s: int = 5) -> ApiError:
+    """Of the host: nobody's fault, and over when others are done."""
+    return ApiError(503, message, code="out_of_memory", headers={"Retry-After": str(after_s)})
 
 
 def busy(message: str, after_s: int = 1) -> ApiError:

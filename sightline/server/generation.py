@@ -7,10 +7,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,14 +17,16 @@ from starlette.types import Receive, Scope, Send
 from sightline.engine.messages import UpdateHead
 from sightline.errors import UserError
 from sightline.media.data_url import EmbeddedFile
+from sightline.server.admission import ClientGone, Entry, Part, check_announced, read_body
 from sightline.server.body_files import Files, parse_with_files
 from sightline.server.call import Call
 from sightline.server.context import ServerContext
-from sightline.server.engine_client import Answers, Submission
-from sightline.server.errors import ApiError, refused, unavailable
-from sightline.server.inflight import ClientGone, Entry, Part, check_announced, read_body
-from sightline.server.parse import parse
+from sightline.server.engine_client import UpdateQueue
+from sightline.server.engine_group import RoutedAnswers
+from sightline.server.errors import ApiError, out_of_memory, refused, unavailable
+from sightline.server.parse import Decoder, decoder_of, parse
 from sightline.server.request_log import loggable
+from sightline.submission import Submission
 
 T = TypeVar("T")
 B = TypeVar("B")  # a body
@@ -43,66 +44,82 @@ _EVENT_HEADERS = [
 ]
 
 
-class Reply(Protocol):
+class ReplyWriter(Protocol):
     """How answers are written."""
 
     def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None: ...
     def body(self) -> bytes: ...
     def events(self, batch: Sequence[tuple[int, UpdateHead]]) -> bytes: ...
     def closing(self) -> bytes: ...
+    def failure(self, error: ApiError) -> bytes: ...
     def texts(self) -> list[str]: ...
 
 
-class Shape(Protocol[B, I]):
+class Endpoint(Protocol[B, I]):
     """What is special to one endpoint."""
 
     route: str
     prefix: str  # of ids
-    decoder: msgspec.json.Decoder[B]
+    body: type[B]
+
+    def media_urls(self, body: B) -> Iterator[str]:
+        """The URLs of its images and videos."""
 
     def begin(self, context: ServerContext, body: B, files: Files, on_loop: bool) -> I:
         """Checks a body and does all that needs no waiting: on the event loop what takes no time, in a thread all of it."""
 
     async def prepare(
         self, context: ServerContext, begun: I, call: Call, caller: str, entry: Entry
-    ) -> tuple[tuple[Submission, ...], Reply]:
+    ) -> tuple[tuple[Submission, ...], ReplyWriter]:
         """The prompts, and how their answers are written. Sets call.prompts and call.stream."""
 
 
 class GenerationRoute(Generic[B, I]):
     """An ASGI endpoint."""
 
-    def __init__(self, context: ServerContext, shape: Shape[B, I]) -> None:
-        self._context, self._shape = context, shape
+    def __init__(self, context: ServerContext, endpoint: Endpoint[B, I]) -> None:
+        self._context, self._endpoint = context, endpoint
+        self._decoder = decoder_of(endpoint.body, context.config.server.ignore_unknown_fields)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call.begin(self._shape.route, self._shape.prefix)
-        await _Exchange(self._context, self._shape, call, scope, receive, send).run()
+        call = Call.begin(self._endpoint.route, self._endpoint.prefix, self._context.weight_version)
+        await _Exchange(self._context, self._endpoint, self._decoder, call, scope, receive, send).run()
 
 
 class _Exchange(Generic[B, I]):
     """One request and its response."""
 
     def __init__(
-        self, context: ServerContext, shape: Shape[B, I], call: Call, scope: Scope, receive: Receive, send: Send
+        self,
+        context: ServerContext,
+        endpoint: Endpoint[B, I],
+        decoder: Decoder[B],
+        call: Call,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        self._context, self._shape, self._call = context, shape, call
+        self._context, self._endpoint, self._decoder, self._call = context, endpoint, decoder, call
         self._scope, self._receive, self._send = scope, receive, send
         self._started = False  # the response's head has gone out
         self._body: list[Part] = []
-        self._reply: Reply | None = None
+        self._reply: ReplyWriter | None = None
 
     async def run(self) -> None:
         status, sentence = 200, None
+        self._context.observer.request_started(self._call.route)
         try:
-            with self._context.ledger.open() as entry:
+            with self._context.admission.open() as entry:
                 await self._answer(Headers(scope=self._scope), entry)
         except ClientGone:
             status, sentence = CLIENT_GONE, "The client closed the connection."
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # the server ends; to raise it again would only be logged, once for each stream
             status, sentence = 503, "The server is shutting down."
             await self._say(unavailable(sentence))
-            raise
+        except MemoryError:
+            error = out_of_memory()
+            status, sentence = error.status, error.message
+            await self._say(error)
         except ApiError as error:
             status, sentence = error.status, error.message
             await self._say(error)
@@ -121,7 +138,7 @@ class _Exchange(Generic[B, I]):
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
         self._body = await read_body(self._scope, self._receive, entry, server.max_request_mb, server.body_timeout_s)
-        self._context.observer.request_received(self._shape.route)
+        self._context.observer.request_received(self._endpoint.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:
             async with asyncio.timeout(server.request_timeout_s):
@@ -152,9 +169,9 @@ class _Exchange(Generic[B, I]):
                     reply.take(batch)
                 await self._send_whole(await self._written(reply))
         finally:
-            context.engine.release(answers)
+            answers.release()
 
-    async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], Reply]:
+    async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], ReplyWriter]:
         body, self._body = self._body, []  # no longer than needed: it may be large
         try:
             if sum(map(len, body)) <= SMALL_BODY:
@@ -165,7 +182,7 @@ class _Exchange(Generic[B, I]):
                 finally:
                     body.clear()  # a thread that comes to a request whose client has left would hold it until then
             del body
-            return await self._shape.prepare(self._context, begun, self._call, caller, entry)
+            return await self._endpoint.prepare(self._context, begun, self._call, caller, entry)
         except UserError as error:
             raise refused(error) from None
 
@@ -173,19 +190,19 @@ class _Exchange(Generic[B, I]):
         body, files = b"".join(parts), dict[str, EmbeddedFile]()
         parts.clear()
         if self._context.config.server.log_content:
-            parsed = parse(body, self._shape.decoder)
+            parsed = parse(body, self._decoder)
             self._call.content["request"] = loggable(parsed)
         else:
-            parsed, files = parse_with_files(body, self._shape.decoder)
+            parsed, files = parse_with_files(body, self._decoder, self._endpoint.media_urls)
         del body
-        return self._shape.begin(self._context, parsed, files, on_loop)
+        return self._endpoint.begin(self._context, parsed, files, on_loop)
 
-    async def _written(self, reply: Reply) -> bytes:
+    async def _written(self, reply: ReplyWriter) -> bytes:
         if self._call.completion_tokens <= SMALL_ANSWER:
             return reply.body()
         return await asyncio.get_running_loop().run_in_executor(self._context.pool, reply.body)
 
-    async def _stream(self, answers: Answers, reply: Reply) -> None:
+    async def _stream(self, answers: UpdateQueue | RoutedAnswers, reply: ReplyWriter) -> None:
         """The head goes out with the first token: what fails before it is an ordinary error with a status of its own."""
         async for batch in answers.batches():
             self._note(batch)
@@ -229,10 +246,9 @@ class _Exchange(Generic[B, I]):
     async def _say_now(self, error: ApiError) -> None:
         if not self._started:
             error.headers["X-Request-Id"] = self._call.id
-            await error.response()(self._scope, self._receive, self._send)
-        elif self._call.stream:
-            data = b"data: " + msgspec.json.encode(error.body()) + b"\n\n"
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+            await error.response(self._endpoint.route)(self._scope, self._receive, self._send)
+        elif self._call.stream and self._reply is not None:
+            await self._send({"type": "http.response.body", "body": self._reply.failure(error), "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -15,14 +15,14 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from sightline.server.errors import ApiError
-from sightline.server.inflight import UNREAD, Part, add_part
+from sightline.server.admission import UNREAD, Part, add_part
+from sightline.server.errors import ApiError, out_of_memory
 
 MAX_HEADER_BYTES = 64 * 1024
 MOST_PIPELINED = 1000  # requests that wait for the answers before theirs; hardly any client sends two
 MOST_UNREAD = 1 << 20  # bytes of a body that wait for their reader; more stay in the kernel
 LINGER_S = 10.0  # how long a client may go on sending a body that has been refused: it reads the answer only then
-_STATUS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_STATUS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
 def http_protocol(header_timeout_s: float, read_timeout_s: float) -> type[asyncio.Protocol]:
@@ -45,6 +45,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
         self._trailer_bytes: int | None = None  # received since the head of a chunk, if nothing of the chunk has come yet
+        self._field_bytes = 0  # of the headers and trailers of a request that are complete, however they came in
         self._has_begun = False  # a request whose headers are not complete
         self._current: RequestResponseCycle | None = None  # the request being answered; self.cycle, the newest, may wait
         self._held = bytearray()  # what came behind a later request; it is read on, so that a client that leaves is noticed
@@ -81,19 +82,32 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("The request is not valid HTTP.")
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, MemoryError):
+                self._lose_body()
+            elif self._field_bytes <= MAX_HEADER_BYTES:
+                self.send_400_response("The request is not valid HTTP.")
         except httptools.HttpParserUpgrade as upgrade:
             if self._declines_upgrade:
                 self._again_without_upgrade(data[upgrade.args[0] :])
         if self.transport.is_closing() or self._is_broken:
             return
-        if max(self._header_bytes or 0, self._trailer_bytes or 0) > MAX_HEADER_BYTES:
+        if max(self._header_bytes or 0, self._trailer_bytes or 0, self._field_bytes) > MAX_HEADER_BYTES:
             self._refuse(ApiError(431, f"The headers have more than the {MAX_HEADER_BYTES} bytes allowed."))
         elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
             # What came begins no request, say an empty line or the rest of a body that was refused, and has stopped the
             # keep-alive time.
             self._arm(self.header_timeout, self.transport.close)
+
+    def _lose_body(self) -> None:
+        """There is no memory for what comes in. Who reads the body is told, and answers; the rest of it is not looked at."""
+        if self._header_bytes is not None or self.cycle is None or self.cycle.response_complete:
+            self._refuse(out_of_memory())
+            return
+        extension = self.cycle.scope["extensions"][UNREAD]
+        cast(list[Part], extension["parts"]).clear()
+        extension["is_lost"] = self._is_broken = self._closes = True
+        self.cycle.message_event.set()
 
     def _again_without_upgrade(self, rest: bytes) -> None:
         """The same request to a fresh parser, without the header that made the old one stop before the body."""
@@ -105,12 +119,24 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {UNREAD: {"parts": []}}
+        self.scope["extensions"] = {UNREAD: {"parts": [], "is_lost": False}}
+        self._field_bytes = 0
         self._has_begun = True
         if not self._is_answering():  # else nothing may be read until that is done
             self._arm(self.header_timeout, self._too_slow)
 
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def _count_field(self, count: int) -> None:
+        """Ends the parsing of what is too large, however much of it came at once."""
+        self._field_bytes += count
+        if self._field_bytes > MAX_HEADER_BYTES:
+            raise ValueError("too many bytes of headers")
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_field(len(name) + len(value) + 4)  # and ": " and the end of the line
         if self._header_bytes is not None:  # else it stands behind a body, and nobody reads it
             super().on_header(name, value)
 

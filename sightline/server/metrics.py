@@ -15,9 +15,10 @@ from starlette.routing import Route
 
 from sightline import __version__
 from sightline.engine.messages import Ready, Stats
+from sightline.server.admission import AdmissionBudget
 from sightline.server.engine_client import EngineClient
+from sightline.server.engine_group import EngineGroup
 from sightline.server.errors import ApiError
-from sightline.server.inflight import Ledger
 from sightline.server.observer import Observer, RequestRecord
 
 # Seconds. Each step is at most 2.5 times the one before: fine enough for percentiles, few enough for many series.
@@ -36,7 +37,7 @@ ENGINE_PATIENCE_S = 0.5  # how long a reader of metrics waits for a report as of
 
 
 class Metrics(Observer):
-    def __init__(self, ledger: Ledger, model: str) -> None:
+    def __init__(self, admission: AdmissionBudget, model: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # when a counter was made is nobody's question
         self.registry = CollectorRegistry()
         self._model = model
@@ -47,16 +48,18 @@ class Metrics(Observer):
         self._make_vision_metrics()
         self._make_engine_metrics()
         self._gauge("inflight_requests", "Requests whose body is being read or whose answer is being made.").set_function(
-            lambda: ledger.requests
+            lambda: admission.requests
         )
         self._gauge("inflight_bytes", "Bytes of bodies and media that unfinished requests hold.").set_function(
-            lambda: ledger.bytes
+            lambda: admission.bytes
         )
         ProcessCollector(registry=self.registry)
 
     # ---- What there is
 
     def _make_request_metrics(self) -> None:
+        self._started = self._counter("requests_started", "Requests for answers that have come in.", "route")
+        self._in_progress = self._gauge("requests_in_progress", "Requests for answers that are not over.", "route")
         self._requests = self._counter("requests", "Requests for answers that are over.", "route", "status")
         self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were answered, cached ones too.")
@@ -105,6 +108,10 @@ class Metrics(Observer):
         self._hits = self._counter("cache_hits", f"What was found in a cache ({unit}).", "cache")
         self._misses = self._counter("cache_misses", f"What was looked for in a cache and not found ({unit}).", "cache")
         self._evictions = self._counter("cache_evictions", "What left a cache for others (prefix: pages).", "cache")
+        self._states_taken = self._counter("state_snapshots", "States of recurrent layers that were kept for prompts to come.")
+        self._state_tokens_lost = self._counter(
+            "state_tokens_lost", "Prompt tokens whose pages were cached, computed again because no state was kept there."
+        )
         self._cache_bytes = self._gauge("cache_bytes", "Bytes that a cache holds.", "cache")
         self._cache_capacity = self._gauge("cache_capacity_bytes", "The most bytes that a cache can hold.", "cache")
         self._running = self._gauge("num_requests_running", "Answers in the making, those of one request each.")
@@ -115,11 +122,23 @@ class Metrics(Observer):
         self._gpu_bytes = self._gauge("engine_gpu_bytes", "Memory of the GPU that the engine holds now, libraries apart.")
         self._graphs = self._gauge("engine_graphs", "CUDA graphs that the engine has recorded.")
         self._up = self._gauge("engine_up", "1 while an engine is loaded and answers, 0 while it loads or has crashed.")
+        self._work_age = self._gauge(
+            "engine_work_age_seconds",
+            "Seconds since the engine's current step, or stage of its start, began or last advanced; 0 while it is idle.",
+        )
         self._info = self._gauge("info", "Always 1; its labels say what is served.", "version", "model", "device", "dtype")
         self._restarts = self._counter("engine_restarts", "Crashes of the engine, after which it is started again.")
         self._preemptions = self._counter("num_preemptions", "Answers put back into the queue for want of memory.")
         self._steps = self._counter("engine_steps", "Steps of the engine.")
         self._step_tokens = self._counter("engine_tokens", "Tokens computed: of answers, and of prompts what was not cached.")
+        several = "where there are several (data_parallel_size)"
+        self._routed = self._counter("engine_requests_routed", f"Requests that went to an engine, {several}.", "engine")
+        self._spilled = self._counter(
+            "engine_requests_spilled",
+            f"Requests that an engine got because their own was too far behind, {several}.",
+            "engine",
+        )
+        self._engine_hits = self._counter("engine_embedding_hits", f"Images found in an engine's cache, {several}.", "engine")
         for cache in CACHES:
             for metric in (self._hits, self._misses, self._cache_bytes, self._cache_capacity):
                 metric.labels(cache)
@@ -149,7 +168,12 @@ class Metrics(Observer):
             for _ in range(tokens):
                 self._inter_token.observe(gap_s / tokens)
 
+    def request_started(self, route: str) -> None:
+        self._started.labels(route).inc()
+        self._in_progress.labels(route).inc()
+
     def request_finished(self, record: RequestRecord) -> None:
+        self._in_progress.labels(record.route).dec()
         self._requests.labels(record.route, str(record.status)).inc()
         for reason in record.finish_reasons:
             self._success.labels(reason).inc()
@@ -180,9 +204,12 @@ class Metrics(Observer):
 
     def engine_ready(self, report: Ready) -> None:
         self._last.clear()
+        self.engine_joined(report)
+
+    def engine_joined(self, report: Ready) -> None:
         memory = report.memory
         self._kv_bytes, self._host_cache = memory.kv_cache, memory.host_embeddings > 0
-        for part in ("weights", "kv_cache", "embeddings", "language", "vision", "graphs", "others"):
+        for part in ("weights", "kv_cache", "embeddings", "states", "language", "vision", "graphs", "others"):
             self._memory.labels(part).set(getattr(memory, part))
         for cache, count in zip(CACHES, (memory.kv_cache, memory.embeddings, memory.host_embeddings), strict=True):
             self._cache_capacity.labels(cache).set(count)
@@ -196,6 +223,20 @@ class Metrics(Observer):
             gauge.set(0)
         for cache in CACHES:
             self._cache_bytes.labels(cache).set(0)
+
+    def engine_left(self) -> None:
+        self._restarts.inc()
+
+    def request_routed(self, engine: int, spilled: bool) -> None:
+        self._routed.labels(str(engine)).inc()
+        if spilled:
+            self._spilled.labels(str(engine)).inc()
+
+    def engine_hits(self, engine: int, hits: int) -> None:
+        name = f"embedding hits of engine {engine}"
+        if hits < self._last.get(name, 0):  # it was started again
+            self._last[name] = 0
+        self._grow(self._engine_hits.labels(str(engine)), name, hits)
 
     def engine_stats(self, stats: Stats) -> None:
         self._running.set(stats.running)
@@ -212,6 +253,9 @@ class Metrics(Observer):
             self._grow(self._misses.labels("host"), "host misses", stats.embedding_misses)
         self._grow(self._evictions.labels("prefix"), "prefix evictions", stats.prefix_evictions)
         self._grow(self._evictions.labels("embedding"), "embedding evictions", stats.embedding_evictions)
+        self._grow(self._evictions.labels("state"), "state evictions", stats.state_evictions)
+        self._grow(self._states_taken, "state snapshots", stats.states_taken)
+        self._grow(self._state_tokens_lost, "state tokens lost", stats.state_tokens_lost)
         self._grow(self._decoded["image"], "images decoded", stats.items_decoded - stats.videos_decoded)
         self._grow(self._decoded["video"], "videos decoded", stats.videos_decoded)
         self._grow(self._encoded["image"], "images encoded", stats.items_encoded - stats.videos_encoded)
@@ -225,13 +269,19 @@ class Metrics(Observer):
         self._gpu_bytes.set(stats.gpu_bytes)
         self._graphs.set(stats.graphs)
 
+    def watch(self, engine: EngineClient | EngineGroup) -> None:
+        """What is asked for when metrics are read."""
+        self._work_age.set_function(lambda: engine.work_age_s)
+
     def _grow(self, counter: Counter, name: str, count: float) -> None:
         """The engine process has counted so far; what is new of it is added."""
         counter.inc(max(0, count - self._last.get(name, 0)))
         self._last[name] = count
 
 
-def metrics_route(metrics: Metrics, engine: EngineClient) -> Route:
+def metrics_route(metrics: Metrics, engine: EngineClient | EngineGroup) -> Route:
+    metrics.watch(engine)
+
     async def show(request: Request) -> Response:
         """All metrics. The engine is asked for its counts as of now, unless it does not answer soon."""
         with contextlib.suppress(ApiError, TimeoutError):

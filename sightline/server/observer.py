@@ -32,6 +32,9 @@ class RequestRecord:
 class Observer:
     """Called on the event loop; must not block."""
 
+    def request_started(self, route: str) -> None:
+        """The head of a request that wants an answer of the model has come in; request_finished will be told of it."""
+
     def request_received(self, route: str) -> None:
         """A request that wants an answer of the model has been read and authenticated."""
 
@@ -48,42 +51,21 @@ class Observer:
         """An engine has been loaded: at the start, and after each restart. Its counters start from 0."""
 
     def engine_died(self, restarts: int) -> None:
-        """The engine crashed, for the how-manieth time."""
+        """The engine crashed, `restarts` times so far."""
 
     def engine_stats(self, stats: Stats) -> None:
-        """Gauges and counters of the engine, a few times per second while it works."""
+        """Gauges and counters of the engine, or of all, a few times per second while it works."""
 
+    # Where there are several engines
 
-class Observers(Observer):
-    """Several observers as one."""
+    def engine_joined(self, report: Ready) -> None:
+        """Another one is ready; the report is of all together."""
 
-    def __init__(self, *observers: Observer) -> None:
-        self._all = observers
+    def engine_left(self) -> None:
+        """One crashed, others answer."""
 
-    def request_received(self, route: str) -> None:
-        for observer in self._all:
-            observer.request_received(route)
+    def request_routed(self, engine: int, spilled: bool) -> None:
+        """A request went to an engine; `spilled`: another one has its images or its beginning, but is too far behind."""
 
-    def item_received(self, kind: str, size: int) -> None:
-        for observer in self._all:
-            observer.item_received(kind, size)
-
-    def tokens_received(self, tokens: int, gap_s: float | None) -> None:
-        for observer in self._all:
-            observer.tokens_received(tokens, gap_s)
-
-    def request_finished(self, record: RequestRecord) -> None:
-        for observer in self._all:
-            observer.request_finished(record)
-
-    def engine_ready(self, report: Ready) -> None:
-        for observer in self._all:
-            observer.engine_ready(report)
-
-    def engine_died(self, restarts: int) -> None:
-        for observer in self._all:
-            observer.engine_died(restarts)
-
-    def engine_stats(self, stats: Stats) -> None:
-        for observer in self._all:
-            observer.engine_stats(stats)
+    def engine_hits(self, engine: int, hits: int) -> None:
+        """So many embeddings were found in that engine's cache since it started."""

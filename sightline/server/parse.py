@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from sightline.server.errors import ApiError, shortened
+from sightline.server.instead import unsupported, unsupported_value
+from sightline.server.lenient import LenientDecoder
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 MAX_VALUES = 1_000_000  # in one body: each takes fifty bytes or more in memory, however short it is written
 MAX_LEVELS = 200  # of lists and objects in each other: templates and encoders recurse, and Python stops at 1,000 calls
 _SEPARATORS = b",[{"  # one of them stands before each value but the first
@@ -19,7 +22,16 @@ _MOST_QUOTES = 10_000  # looked at one by one
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
-def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+class Decoder(Protocol[T_co]):
+    def decode(self, body: bytes, /) -> T_co: ...
+
+
+def decoder_of(kind: type[T], lenient: bool) -> Decoder[T]:
+    """Of bodies of this kind. A lenient one leaves unknown fields out."""
+    return LenientDecoder(kind) if lenient else msgspec.json.Decoder(kind)
+
+
+def parse(body: bytes, decoder: Decoder[T]) -> T:
     if may_have_too_many_values(body):
         raise too_many_values("The body has")
     try:
@@ -30,7 +42,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode(body: bytes, decoder: Decoder[T]) -> T:
     """With the errors of the library, but for one."""
     found = decoder.decode(body)
     if body.count(b"[") + body.count(b"{") > MAX_LEVELS and is_too_deep(found):
@@ -104,14 +116,14 @@ def _sentence(text: str) -> ApiError:
     what, path = found["what"], found["path"] or ""
     if field := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         name = f"{path}.{field[1]}" if path else field[1]
-        return ApiError(400, f"Field '{name}' is not supported.", param=name, code="unsupported_field")
+        return ApiError(400, unsupported(name), param=name, code="unsupported_field")
     if field := re.fullmatch(r"Object missing required field `(.*)`", what):
         name = f"{path}.{field[1]}" if path else field[1]
         return ApiError(400, f"Field '{name}' is missing.", param=name, code="missing_field")
-    if what.startswith("Expected `null`"):  # fields of OpenAI's API that are not offered
-        return ApiError(400, f"Field '{path}' is not supported.", param=path, code="unsupported_field")
+    if what.startswith("Expected `null`"):  # fields of other APIs that are not offered
+        return ApiError(400, unsupported(path), param=path, code="unsupported_field")
     if value := re.fullmatch(r"Invalid (?:enum )?value (.*)", what, re.DOTALL):
-        return ApiError(400, f"Field '{path}' is {value[1]}, which is not supported.", param=path, code="unsupported_value")
+        return ApiError(400, unsupported_value(path, value[1]), param=path, code="unsupported_value")
     subject = f"Field '{path}'" if path else "The body"
     reason = what[0].lower() + what[1:].replace("`", "'")
     return ApiError(400, f"{subject} is wrong: {reason}.", param=path or None, code="invalid_value")

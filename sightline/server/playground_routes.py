@@ -1,4 +1,4 @@
-"""The playground at `/`: a page of plain files, and the pictures that come with the package as examples.
+"""The pages: the playground at `/`, plain files and the pictures that come with the package as examples, and `/docs`.
 
 All files are read once, at the start; a request names one of them, never a path.
 """
@@ -47,13 +47,16 @@ _HEADERS = {
 }
 
 
-def playground_routes() -> list[Route]:
+def page_routes(docs: bytes) -> list[Route]:
+    """`docs` is the page at `/docs`."""
+    described = _File(docs, "html")
     page = _files(resources.files("sightline.server") / "playground")
     demo = resources.files("sightline.data") / "demo"
     samples = _files(demo)
     index = _File(msgspec.json.encode(_sample_list(demo)), "json")
     return [
         Route("/", _serve(lambda request: page["index.html"]), methods=["GET"]),
+        Route("/docs", _serve(lambda request: described), methods=["GET"]),
         Route("/playground/samples", _serve(lambda request: index), methods=["GET"]),
         Route("/playground/samples/{name}", _serve(lambda request: samples[request.path_params["name"]]), methods=["GET"]),
         Route("/playground/{name}", _serve(lambda request: page[request.path_params["name"]]), methods=["GET"]),

@@ -18,11 +18,17 @@ class PromptTokensDetails(_Body, kw_only=True):
     video_tokens: int
 
 
+class CompletionTokensDetails(_Body, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(_Body, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    reasoning_tokens: int  # the same once more, where SGLang has it
 
 
 class Metadata(_Body, kw_only=True):
@@ -33,6 +39,11 @@ class Metadata(_Body, kw_only=True):
     images: int
     videos: int
     encoded_items: int  # images and videos that the tower ran on for this request; the others were known
+    # As SGLang has them, in seconds: e2e, ttft and queue of timings_ms.
+    e2e_latency: float
+    ttft_latency: float
+    queue_latency: float
+    weight_version: str  # the revision of the checkpoint that was asked for
 
 
 # ---- Chat
@@ -81,6 +92,8 @@ class ChatChoice(_Body, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    matched_stop: int | str | None
+    token_ids: list[int] | UnsetType = UNSET  # where the request has return_token_ids
 
 
 class ChatCompletion(_Body, kw_only=True):
@@ -90,6 +103,7 @@ class ChatCompletion(_Body, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
     metadata: Metadata | UnsetType = UNSET
 
 
@@ -105,6 +119,8 @@ class ChatChunkChoice(_Body, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    matched_stop: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(_Body, kw_only=True):
@@ -114,6 +130,7 @@ class ChatChunk(_Body, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     metadata: Metadata | UnsetType = UNSET
 
 
@@ -132,6 +149,9 @@ class CompletionChoice(_Body, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    matched_stop: int | str | UnsetType | None = UNSET  # left out while an answer goes on
+    token_ids: list[int] | UnsetType = UNSET  # these two where the request has return_token_ids
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(_Body, kw_only=True):
@@ -189,7 +209,39 @@ class Version(_Body, kw_only=True):
     version: str
 
 
+class ModelInfo(_Body, kw_only=True):
+    """/get_model_info, as SGLang's clients read it. Its paths are the served name: where a model lies is nobody's business."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool = True
+    weight_version: str
+    has_image_understanding: bool
+    has_video_understanding: bool
+    model_type: str
+
+
+class EngineInfo(_Body, kw_only=True):
+    status: Literal["starting", "ready", "hung", "restarting", "failed", "stopped"]
+    restarts: int
+    device: str | None  # None until the engine is ready
+    dtype: str | None
+
+
+class ServerInfo(_Body, kw_only=True):
+    """/server_info: what runs, and with which settings of the engine."""
+
+    version: str
+    model_path: str
+    served_model_name: list[str]
+    weight_version: str
+    max_model_len: int
+    engine: dict[str, bool | int | float | str | None]
+    internal_states: list[EngineInfo]  # of each engine, of which there is one: sglang.bench_serving looks into the first
+
+
 class Readiness(_Body, kw_only=True):
     ready: bool
-    engine: Literal["starting", "ready", "restarting", "failed", "stopped"]
+    engine: Literal["starting", "ready", "hung", "restarting", "failed", "stopped"]
     restarts: int
+    message: str | UnsetType = UNSET  # why requests are not answered

@@ -1,13 +1,17 @@
 """The fields of a request that say how to answer, as SamplingParams, and with them what the engine is given."""
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from sightline.errors import PromptError
-from sightline.run.sampling_params import ResolvedSampling, resolve_sampling
+from sightline.sampling_params import ResolvedSampling, resolve_sampling
 from sightline.server.context import ServerContext
-from sightline.server.engine_client import Submission
 from sightline.server.errors import ApiError
-from sightline.server.protocol import ChatRequest, CompletionRequest
+from sightline.server.protocol import ChatRequest, CompletionRequest, Message, TextPart, UserMessage
+from sightline.submission import Submission, answer_returns, end_tokens_of, of_tenant, tenant_of
 from sightline.timing import StageClock
 from sightline.types import Request, SamplingParams
 
@@ -52,6 +56,7 @@ def sampling_params(context: ServerContext, body: ChatRequest | CompletionReques
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         top_logprobs=top,
+        skip_special_tokens=body.skip_special_tokens is not False,
     )
 
 
@@ -70,18 +75,30 @@ def submission(
     params: SamplingParams,
     sampling: ResolvedSampling,
     clock: StageClock,
+    caller: str,
 ) -> Submission:
     """A prompt with all that the engine needs to answer it; `sampling` is what `params` came to."""
-    ends = () if params.ignore_eos else context.files.defaults.eos_token_ids
+    shared, several = context.config.server.share_caches_between_keys, context.config.server.data_parallel_size > 1
+    tenant = tenant_of("" if shared else caller, body.cache_salt or "")
     return Submission(
-        request=request,
+        request=of_tenant(request, tenant),
         sampling=sampling,
-        end_tokens=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
+        end_tokens=end_tokens_of(params, context.files.defaults.eos_token_ids),
         stop=params.stop,
         priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        affinity=beginning_of(body.messages) if several and isinstance(body, ChatRequest) else b"",
+        answer_returns=isinstance(body, ChatRequest) and answer_returns(bool(body.tools), body.chat_template_kwargs),
+        cache_salt=tenant,
         seconds=dict(clock.seconds),
     )
+
+
+def beginning_of(messages: Sequence[Message]) -> bytes:
+    """Equal for the rounds of a conversation: a digest of all up to its first user turn, texts of media left out."""
+    end = next((index for index, message in enumerate(messages) if isinstance(message, UserMessage)), len(messages) - 1)
+    contents = [message.content for message in messages[: end + 1]]
+    texts = [[part.text for part in it if isinstance(part, TextPart)] if isinstance(it, list) else it for it in contents]
+    return hashlib.sha256(msgspec.json.encode(texts)).digest()
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -24,16 +24,18 @@ from sightline.host_memory import keep_freed_memory, keep_from_the_collector
 from sightline.media.digests import Digester
 from sightline.media.pillow import silence_warnings
 from sightline.models.files import ModelFiles, find_folder, read_files_of
+from sightline.server.admission import AdmissionBudget
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
 from sightline.server.engine_client import ENGINE_COMMAND, EngineClient
+from sightline.server.engine_group import EngineGroup
 from sightline.server.http_protocol import http_protocol
-from sightline.server.inflight import Ledger
 from sightline.server.media_names import MediaNames
 from sightline.server.metrics import Metrics
 from sightline.server.request_log import RequestLog
 from sightline.server.startup_log import StartupLog
 
+_DRAIN_LOOK_S = 0.05
 _PIXEL = base64.b64decode(  # a PNG
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
 )
@@ -41,8 +43,10 @@ _PIXEL = base64.b64decode(  # a PNG
 
 def serve(config: Config, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
     """Serves until a signal, or until the engine cannot be kept running. Returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    level = config.server.log_level_number
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about strangers' requests
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     silence_warnings()
     _allow_open_files()
     keep_freed_memory()
@@ -51,11 +55,11 @@ def serve(config: Config, engine_command: Sequence[str] = ENGINE_COMMAND) -> int
 
 class _Server:
     def __init__(self, config: Config, engine_command: Sequence[str]) -> None:
-        self._config, self._log = config, StartupLog()
+        self._config, self._log = config, StartupLog(config.server.log_level_number)
         server = config.server
         self._folder = find_folder(config.model)
-        self._ledger = Ledger(server.max_inflight_mb, server.max_inflight_requests)
-        self._metrics = Metrics(self._ledger, served_names(config)[0])
+        self._admission = AdmissionBudget(server.max_inflight_mb, server.max_inflight_requests)
+        self._metrics = Metrics(self._admission, served_names(config)[0])
         self._failure: str | None = None
         self._request_log = RequestLog() if server.log_requests else None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
@@ -64,8 +68,10 @@ class _Server:
         self._socket = _listen(server.host, server.port)
         self._draining = asyncio.Event()
         listeners = (self._log.progress, self._log.ready, self._failed)
-        self._engine = EngineClient(config, self._metrics, *listeners, engine_command)
+        engines = EngineGroup if server.data_parallel_size > 1 else EngineClient
+        self._engine: EngineClient | EngineGroup = engines(config, self._metrics, *listeners, engine_command)
         self._uvicorn: _Uvicorn | None = None
+        self._drain: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -105,7 +111,7 @@ class _Server:
             digester=self._digester,
             forms=self._forms,
             keys=KeyRing(server.api_key, server.admin_api_key),
-            ledger=self._ledger,
+            admission=self._admission,
             names=MediaNames(server.max_known_uuids),
             model_names=served_names(config),
             started=int(time.time()),
@@ -114,7 +120,7 @@ class _Server:
         )
         return _Uvicorn(
             uvicorn.Config(
-                make_app(context, self._metrics),
+                make_app(context, self._metrics, self._is_on_loopback),
                 loop="none",
                 http=http_protocol(server.header_timeout_s, server.read_timeout_s),
                 ws="none",
@@ -122,16 +128,21 @@ class _Server:
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                timeout_keep_alive=server.keep_alive_timeout_s,  # type: ignore[arg-type] # it goes to call_later
                 timeout_graceful_shutdown=math.ceil(server.drain_timeout_s),
             )
         )
+
+    @property
+    def _is_on_loopback(self) -> bool:
+        return ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback
 
     def _say_where(self) -> None:
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self._log.say(f"Serving {', '.join(served_names(self._config))} on http://{shown}:{port} once it is loaded.")
-        if not self._config.server.api_key and not ipaddress.ip_address(host).is_loopback:
-            self._log.say(f"Whoever can reach {host} may ask: the server has no api_key.")
+        if not self._config.server.api_key and not self._is_on_loopback:
+            self._log.say(f"Whoever can reach {host} may ask: the server has no api_key.", logging.WARNING)
 
     def _failed(self, sentence: str) -> None:
         self._log.end_progress()
@@ -147,10 +158,21 @@ class _Server:
             return
         if again:
             self._uvicorn.force_exit = True
-        elif self._ledger.requests:
+            self._uvicorn.should_exit = True
+            return
+        if self._admission.requests:
             limit = self._config.server.drain_timeout_s
-            self._log.say(f"Stopping: {self._ledger.requests} requests in progress may end within {limit:g} s.")
-        self._uvicorn.should_exit = True
+            self._log.say(f"Stopping: {self._admission.requests} requests in progress may end within {limit:g} s.")
+        self._drain = asyncio.get_running_loop().create_task(self._end_when_drained(self._uvicorn))
+
+    async def _end_when_drained(self, server: "_Uvicorn") -> None:
+        """The listener stays open meanwhile, so that whoever comes is told to come back (app.py) rather than turned away."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.server.drain_timeout_s
+        while self._admission.requests and loop.time() < end and not server.should_exit:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        server.config.timeout_graceful_shutdown = max(1, math.ceil(end - loop.time()))  # for what is still being sent
+        server.should_exit = True
 
 
 def _warm_up(config: Config) -> None:
@@ -167,6 +189,12 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Requests that the end of a drain cuts short are no mistakes: no traceback for each."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, asyncio.CancelledError)
 
 
 def _allow_open_files() -> None:

@@ -1,5 +1,6 @@
 """What a person sees at the start: the progress of loading, where the memory goes, where to ask."""
 
+import logging
 import sys
 
 from rich.console import Console
@@ -10,17 +11,21 @@ from sightline.engine import messages
 
 
 class StartupLog:
-    """Writes to standard error: a bar on a terminal, a line now and then elsewhere."""
+    """Writes to standard error what is of this level or above: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = logging.INFO) -> None:
+        self._level = level
         self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._bar: Progress | None = None
         self._quarter = -1
 
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        if level >= self._level:
+            self._console.print(text, markup=False)
 
-    def progress(self, report: messages.Progress) -> None:
+    def progress(self, report: messages.LoadProgress) -> None:
+        if self._level > logging.INFO:
+            return
         if self._console.is_terminal:
             if self._bar is None:
                 columns = (TextColumn("weights"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -39,6 +44,8 @@ class StartupLog:
 
     def ready(self, report: messages.Ready) -> None:
         self.end_progress()
+        if self._level > logging.INFO:
+            return
         memory = report.memory
         table = Table("memory", "", "room for", box=None, pad_edge=False)
         table.add_row(
@@ -46,8 +53,10 @@ class StartupLog:
         )
         table.add_row("keys and values", _size(memory.kv_cache), f"{memory.kv_tokens:,} tokens")
         table.add_row("embedding rows", _size(memory.embeddings), f"{memory.embedding_rows:,} rows of images and videos")
+        if memory.states:
+            table.add_row("states", _size(memory.states), f"running sequences and {memory.state_snapshots:,} snapshots")
         if memory.total:
-            table.add_row("steps, language", _size(memory.language), "at the configured limits, sampling included")
+            table.add_row("steps, language", _size(memory.language), "at the configured limits, with sampling and workspaces")
             table.add_row("steps, vision", _size(memory.vision), "the tower, and pixels on their way to it")
             table.add_row("CUDA graphs", _size(memory.graphs), "")
             table.add_row("others", _size(memory.others), "CUDA itself, libraries, other processes")
@@ -61,8 +70,8 @@ class StartupLog:
             f"The model is ready on {report.device} after {sum(report.load_stages.values()):.1f} s ({stages}); "
             f"prompt and answer may have {report.max_model_len:,} tokens."
         )
-        if report.jpeg_decoder:
-            self.say(f"JPEGs are decoded on the GPU by {report.jpeg_decoder}.")
+        if report.gpu_decoder:
+            self.say(f"Files that the GPU decodes, by {report.gpu_decoder}: {'; '.join(report.gpu_kinds)}.")
 
 
 def _size(count: int) -> str:

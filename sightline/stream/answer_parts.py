@@ -12,8 +12,9 @@ Let me look.                               content
 ```
 
 A call is `<tool_call>`, a JSON object with a name and (if any) arguments that are an object, and `</tool_call>` or the end of
-the answer. Whatever else follows `<tool_call>` is content, the tag too. So that this holds for a stream, a call is given out
-when it is complete; only where a grammar makes sure of its form (`forced_calls`) do arguments go out while they are written.
+the answer; or, of models that write it so (`xml`), what xml_call.py describes. Whatever else follows `<tool_call>` is content,
+the tag too. So that this holds for a stream, a call is given out when it is complete; only where a grammar makes sure of its
+form (`forced_calls`) do arguments go out while they are written.
 
 Dropped are the tags, newlines on both sides of them around reasoning, and white space of content before the first and after the
 last text if calls are there. All else comes out, and the same however the text was cut.
@@ -21,12 +22,14 @@ last text if calls are there. All else comes out, and the same however the text 
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sightline.stream.json_object_scanner import JsonObjectScanner
+from sightline.stream.xml_call import Schemas, XmlCall
+from sightline.types import ToolCall
 
 _THINK, _END_THINK = "<think>", "</think>"
-_CALL, _END_CALL = "<tool_call>", "</tool_call>"
+_CALL, END_CALL = "<tool_call>", "</tool_call>"
 _SPACE = " \t\n\r"  # between the tags and the object
 
 
@@ -53,12 +56,53 @@ class ToolCallDelta:
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
+@dataclass(frozen=True)
+class AnswerParts:
+    """A whole answer taken apart."""
+
+    content: str
+    reasoning: str | None
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Whether an answer may have calls, and of models that write them as XML, what their arguments are."""
+
+    allowed: bool
+    xml: Schemas | None = None
+
+
+def parts_of(text: str, calls_of: Calls, starts_in_reasoning: bool) -> AnswerParts:
+    parser = AnswerParser(tools=calls_of.allowed, reasoning=True, starts_in_reasoning=starts_in_reasoning, xml=calls_of.xml)
+    deltas = [*parser.feed(text), *parser.finish()]
+    reasoning = [delta.text for delta in deltas if isinstance(delta, ReasoningDelta)]
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if not isinstance(delta, ToolCallDelta):
+            continue
+        if delta.index == len(calls):
+            assert delta.id is not None and delta.name is not None
+            calls.append(ToolCall(delta.id, delta.name, ""))
+        calls[delta.index] = replace(calls[delta.index], arguments=calls[delta.index].arguments + delta.arguments)
+    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    return AnswerParts(content, "".join(reasoning) if reasoning else None, tuple(calls))
+
+
 class AnswerParser:
     """`feed` gives what is certain with more text, `finish` what was held back for text that did not come."""
 
-    def __init__(self, tools: bool, reasoning: bool, starts_in_reasoning: bool = False, forced_calls: bool = False) -> None:
-        """`starts_in_reasoning`: the prompt ends with an open think block; counts only with `reasoning`."""
-        self._tools, self._forced = tools, forced_calls
+    def __init__(
+        self,
+        tools: bool,
+        reasoning: bool,
+        starts_in_reasoning: bool = False,
+        forced_calls: bool = False,
+        xml: Schemas | None = None,
+    ) -> None:
+        """`starts_in_reasoning`: the prompt ends with an open think block; counts only with `reasoning`. `xml`: calls are not
+        JSON, and these are the functions' schemas."""
+        self._tools, self._forced, self._xml = tools, forced_calls, xml
         self._buffer = ""  # text that is not given out, from where the state began on
         self._deltas: list[Delta] = []
         self._starts_in_reasoning = starts_in_reasoning
@@ -67,7 +111,12 @@ class AnswerParser:
         self._space = ""  # white space of content, until it is known whether text follows
         self._said = False  # content other than white space
         self._calls = 0
-        self._call: _Call | None = None
+        self._call: _Call | XmlCall | None = None
+
+    @property
+    def past_reasoning(self) -> bool:
+        """Whether what comes from now on is content or calls."""
+        return self._state not in (self._start, self._reasoning)
 
     def feed(self, text: str) -> list[Delta]:
         self._buffer += text
@@ -124,7 +173,7 @@ class AnswerParser:
         if tag >= 0:
             self._say(self._buffer[:tag])
             self._buffer = self._buffer[tag:]
-            self._state, self._call = self._in_call, _Call()
+            self._state, self._call = self._in_call, _Call() if self._xml is None else XmlCall(self._xml)
             return True
         sure = len(self._buffer) - (0 if last else _begun(self._buffer, _CALL))
         self._say(self._buffer[:sure])
@@ -162,7 +211,7 @@ class AnswerParser:
         if arguments:
             self._deltas.append(ToolCallDelta(self._calls - 1, None, None, arguments))
 
-    def _stream_arguments(self, call: "_Call") -> None:
+    def _stream_arguments(self, call: "_Call | XmlCall") -> None:
         """What of the arguments is certain and was not given out."""
         span = call.arguments_so_far(self._buffer)
         if span is None or call.name is None:
@@ -236,9 +285,9 @@ class _Call:
             self.failed = True
             return
         rest = text[self._object.at :].lstrip(_SPACE)
-        if rest.startswith(_END_CALL):
-            self.complete, self.end = True, len(text) - len(rest) + len(_END_CALL)
-        elif not _END_CALL.startswith(rest):
+        if rest.startswith(END_CALL):
+            self.complete, self.end = True, len(text) - len(rest) + len(END_CALL)
+        elif not END_CALL.startswith(rest):
             self.failed = True
         elif last:
             self.complete, self.end = True, len(text)

@@ -15,6 +15,8 @@ tokens as broken while it is not valid, good characters at its beginning include
 valid in the end; when it does not, the decoder takes back good characters, which no stream can.
 """
 
+import codecs
+import re
 from collections.abc import Sequence
 
 from sightline.errors import CheckpointError
@@ -25,6 +27,7 @@ _BROKEN = "\ufffd"
 # All U+FFFD at the end are held back, unless they are so many that they must be broken for good: then only 3 are, the most that
 # an unfinished character can show.
 _MOST_BROKEN, _UNFINISHED = 24, 3
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _KEEP_BROKEN = 12  # tokens that stay in the window then: they decode to 3 characters or more
 
 
@@ -49,6 +52,11 @@ class IncrementalText:
     def stopped(self) -> bool:
         """Whether a stop string is complete. Nothing is given out after that."""
         return self._stops.stopped
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that is complete; of several, the one that begins first."""
+        return self._stops.matched
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is final with these tokens and was not before."""
@@ -78,13 +86,40 @@ class IncrementalText:
         self._window += ids
         self._text = text
         broken = len(text) - len(text.rstrip(_BROKEN))
-        final = len(text) - (broken if broken <= _MOST_BROKEN else _UNFINISHED)
+        for_good = broken > _MOST_BROKEN and not self._ends_in_byte_tokens()
+        final = len(text) - (_UNFINISHED if for_good else broken)
         new, self._given = text[self._given : final], max(self._given, final)
         if not broken:
             self._drop_anchor()
-        elif broken > _MOST_BROKEN:
+        elif for_good:
             self._cut_broken()
         return new
+
+    def _ends_in_byte_tokens(self) -> bool:
+        """Whether the broken end is a run of byte tokens that may still become valid: characters, and the beginning of one.
+
+        A byte-fallback decoder shows all of such a run as broken until its last character is whole.
+        """
+        run = bytearray()
+        for token in reversed(self._window):
+            value = self._byte_of(token)
+            if value is None:
+                break
+            run.append(value)
+        run.reverse()
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(bytes(run))
+        except UnicodeDecodeError:
+            return False
+        return bool(run)
+
+    def _byte_of(self, token: int) -> int | None:
+        """The byte that a token of a byte-fallback vocabulary stands for."""
+        try:
+            found = _BYTE_TOKEN.fullmatch(self._tokenizer.token_of(token))
+        except CheckpointError:
+            return None
+        return int(found[1], 16) if found is not None else None
 
     def _drop_anchor(self) -> None:
         """Everything is given out and ends between characters: the fresh part becomes the anchor."""
@@ -100,10 +135,10 @@ class IncrementalText:
         broken character, they decode to more: the bytes behind the cut become broken characters of their own. One of four
         neighbouring places lies between characters.
         """
-        for place in range(len(self._window) - _KEEP_BROKEN, len(self._window) - _KEEP_BROKEN - 4, -1):
-            before, after = self._decode(self._window[:place]), self._decode(self._window[place:])
+        for index in range(len(self._window) - _KEEP_BROKEN, len(self._window) - _KEEP_BROKEN - 4, -1):
+            before, after = self._decode(self._window[:index]), self._decode(self._window[index:])
             if len(before) <= self._given and before + after == self._text:
-                self._window, self._text, self._fresh = self._window[place:], after, 0
+                self._window, self._text, self._fresh = self._window[index:], after, 0
                 self._given -= len(before)
                 return
 

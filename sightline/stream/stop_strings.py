@@ -16,9 +16,13 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
             raise PromptError("stop contains an empty string, but a stop string must have at least one character.")
-        self.stopped = False
+        self.matched: str | None = None  # the stop string that the text was cut before
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
 
     def feed(self, text: str, armed: bool = True) -> str:
         """What can be given out now that `text` has come. Stop strings completed while not `armed` are ordinary text."""
@@ -29,8 +33,8 @@ class StopStrings:
         for match in self._matches:
             for end, char in enumerate(text[len(self._held) :], len(self._held) + 1):
                 if match.step(char) and armed:
-                    cut = min(cut, end - len(match.stop))
-                    self.stopped = True
+                    if self.matched is None or end - len(match.stop) < cut:
+                        cut, self.matched = end - len(match.stop), match.stop
                     break  # its later occurrences start later
         hold = 0 if self.stopped else max(match.length for match in self._matches)
         given, self._held = text[: min(cut, len(text) - hold)], text[len(text) - hold :]

@@ -5,14 +5,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.errors import PromptError
-from sightline.grammar.json_style import with_style
+from sightline.grammar.schema import prepared
+from sightline.stream.xml_call import may_be_string
 from sightline.types import StructuredOutput
 
 ToolChoice = str | Mapping[str, Any]
+_END_VALUE = r'"\n</parameter>\n"'
+_TEXT = "text_value"
+_TEXT_RULE = _TEXT + r"[lazy]: /(?s:.*)\n<\/parameter>\n/"  # up to the first end, and that
 
 
-def tool_call_grammar(tools: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True) -> StructuredOutput | None:
-    """What `tool_choice` asks of an answer; None where it is free to call or not.
+def tool_call_grammar(
+    tools: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True, xml: bool = False
+) -> StructuredOutput | None:
+    """What `tool_choice` asks of an answer; None where it is free to call or not. `xml`: calls are as in xml_call.py.
 
     "required" forces one or more calls (one, unless `parallel`), a named function exactly one call of it.
     """
@@ -24,11 +30,11 @@ def tool_call_grammar(tools: Sequence[Mapping[str, Any]], choice: ToolChoice, pa
     if choice == "required":
         if not functions:
             raise PromptError("tool_choice is 'required', but there are no tools.")
-        return _grammar(functions, parallel)
+        return _grammar(functions, parallel, xml)
     name = _chosen_name(choice)
     if name not in functions:
         raise PromptError(f"tool_choice names function {name!r}, but tools has {', '.join(map(repr, functions)) or 'none'}.")
-    return _grammar({name: functions[name]}, several=False)
+    return _grammar({name: functions[name]}, False, xml)
 
 
 def _read_tool(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -56,15 +62,48 @@ def _chosen_name(choice: ToolChoice) -> str:
     )
 
 
-def _grammar(functions: Mapping[str, Mapping[str, Any]], several: bool) -> StructuredOutput:
+def _grammar(functions: Mapping[str, Mapping[str, Any]], several: bool, xml: bool) -> StructuredOutput:
     lines = ['start: call ("\\n" call)*' if several else "start: call"]
     lines.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
     for number, (name, schema) in enumerate(functions.items()):
-        opening = _quoted(f'<tool_call>\n{{"name": {_quoted(name)}, "arguments": ')
-        closing = _quoted("}\n</tool_call>")
-        lines.append(f"call_{number}: {opening} arguments_{number} {closing}")
-        lines.append(f"arguments_{number}: %json {json.dumps(with_style(dict(schema)))}")
+        lines += (_xml_call if xml else _json_call)(number, name, schema)
+    if any(_TEXT in line for line in lines):
+        lines.append(_TEXT_RULE)
     return StructuredOutput("lark", "\n".join(lines) + "\n")
+
+
+def _json_call(number: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    opening = _quoted(f'<tool_call>\n{{"name": {_quoted(name)}, "arguments": ')
+    closing = _quoted("}\n</tool_call>")
+    return [
+        f"call_{number}: {opening} arguments_{number} {closing}",
+        f"arguments_{number}: %json {json.dumps(prepared(dict(schema), 'spaced'))}",
+    ]
+
+
+def _xml_call(number: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+    """Parameters in the schema's order. Of a string only its choices, if it has some, are enforced."""
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    parts, rules = [], []
+    for index, (parameter, its) in enumerate(properties.items()):
+        rule = f"value_{number}_{index}"
+        opening = _quoted(f"<parameter={parameter}>\n")
+        value = _xml_value(its, schema)
+        part = f"{opening} {_TEXT}" if value is None else f"{opening} {rule} {_END_VALUE}"
+        parts.append(part if parameter in required else f"({part})?")
+        if value is not None:
+            rules.append(f"{rule}: {value}")
+    opening, closing = _quoted(f"<tool_call>\n<function={name}>\n"), _quoted("</function>\n</tool_call>")
+    return [" ".join((f"call_{number}:", opening, *parts, closing)), *rules]
+
+
+def _xml_value(schema: Any, whole: Mapping[str, Any]) -> str | None:
+    """A rule's body; None: any text."""
+    if may_be_string(schema):
+        choices = schema.get("enum") if isinstance(schema, Mapping) else None
+        return " | ".join(map(_quoted, choices)) if choices else None
+    definitions = {name: whole[name] for name in ("$defs", "definitions") if name in whole}
+    return f"%json {json.dumps(prepared({**schema, **definitions}, 'spaced'))}"
 
 
 def _quoted(text: str) -> str:

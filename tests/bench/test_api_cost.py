@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sightline.bench.api_cost import IMAGE_BYTES, STAGES, make_body, measure
-from sightline.cli.main import main
+from benchmarks.__main__ import main as benchmark
+from benchmarks.measure.api_cost import IMAGE_BYTES, STAGES, make_body, measure
 from sightline.config import MediaConfig, ModelConfig
 from sightline.media.source import load_image
 from sightline.models.files import read_model_files
@@ -33,10 +33,11 @@ def test_costs(tiny_checkpoints: dict[str, Path]) -> None:
     assert two.body_mb == pytest.approx(2 * one.body_mb, rel=0.1)
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
     over_http = ["--round-trips", "3", "--streams", "4"]
-    assert main(["bench", "api", "--images", "2", "1", "--repeats", "1", *over_http, "--json", str(kept)]) == 0
+    assert benchmark(["api", "--images", "2", "1", "--repeats", "1", *over_http, "--json", str(kept)]) == 0
     figures = json.loads(kept.read_text())
     assert [row["images"] for row in figures["rows"]] == [1, 2]
     assert figures["rows"][1]["total_ms_per_image"] == pytest.approx(figures["rows"][1]["total_ms"] / 2, abs=0.01)
@@ -48,5 +49,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert known["images"] == 8 and all(known[way]["ttft_ms"]["median"] > 0 for way in ("sent_each_time", "kept"))
     (streams,) = figures["streams"]
     assert streams["streams"] == 4 and streams["processor_us_per_token"] > 0
-    assert main(["bench", "api", "--images", "0"]) == 1
+    assert benchmark(["api", "--images", "0"]) == 1
     assert "--images is 0, but must be at least 1." in capsys.readouterr().err

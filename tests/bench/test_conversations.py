@@ -1,5 +1,6 @@
 """`sightline bench multiturn` and `probe` against a scripted server: what they send, and what they make of the answers."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -133,8 +134,31 @@ def test_the_largest_number_of_images(
         else:
             assert probe["ttft_ms"] is None and probe["error"] == f"HTTP 400: {probe['images']} images."
     out = capsys.readouterr().out
-    assert f"8x8: {largest} images in one request" in out
-    assert ("as many as were tried" in out) == (limit >= most)
+    *_, heading, row = out.splitlines()
+    assert heading.startswith("resolution  images  TTFT, ms") and row.startswith(f"8x8 {largest:14d}  ")
+    assert row.endswith("no limit found" if limit >= most else "HTTP 400")
+
+
+# Red if a step shows other pictures than the one before it, more than one new one, or goes on after the first that fails.
+def test_a_growing_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def choose(body: dict[str, Any]) -> Script:
+        count = len(images_in(body))
+        return refusal(400, "Too many.") if count > 5 else answered("yes", 2.0, 1, 10 * count, 10 * (count - 1))
+
+    file = tmp_path / "o.jsonl"
+    with RunningStub(choose=choose, owner="sightline") as stub:
+        flags = ["--resolutions", "8x8", "--growing", "--every", "2", "--max-images", "9", "--output", str(file)]
+        assert bench("probe", stub.url, *flags) == 0
+    warm_up, *shown = [images_in(seen.body) for seen in stub.questions]
+    assert [len(one) for one in shown] == [1, 2, 3, 4, 5, 6] and warm_up[0] not in shown[-1]
+    assert all(after[:-1] == before for before, after in itertools.pairwise(shown)) and len(set(shown[-1])) == 6
+    record = json.loads(file.read_text())
+    assert record["growing"] and record["largest"] == {"8x8": 5}
+    assert [probe["encoded_items"] for probe in record["probes"]] == [1] * 5 + [None]
+    assert [probe["cached_tokens"] for probe in record["probes"]] == [0, 10, 20, 30, 40, None]
+    lines = re.findall(r"^8x8 +(\d+)  (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [count for count, _ in lines] == ["1", "2", "4", "6", "5"]  # the last line is that of the table
+    assert "Too many." in lines[3][1] and lines[4][1].endswith("HTTP 400")
 
 
 def test_numbers_that_are_asked_for(tmp_path: Path) -> None:
@@ -150,6 +174,7 @@ def test_numbers_that_are_asked_for(tmp_path: Path) -> None:
         ("multiturn", ["--resolutions", "huge"], "The resolution 'huge' is unknown"),
         ("probe", ["--max-images", "0"], "The most images to try is 0"),
         ("probe", ["--counts", "3", "0"], "A number of images is 0"),
+        ("probe", ["--growing", "--every", "0"], "--every is 0"),
     ],
 )
 def test_mistakes(what: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

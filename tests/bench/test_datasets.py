@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from sightline.bench.load.arrivals import arrival_times
-from sightline.bench.load.body import Medium, RequestOptions, Sample, image_part, request_body, text_part
+from sightline.bench.load.body import Medium, RequestOptions, RequestSample, image_part, request_body, text_part
 from sightline.bench.load.custom import read_custom
-from sightline.bench.load.datasets import DatasetConfig, check_memory, make_samples
+from sightline.bench.load.datasets import DatasetConfig, check_memory, make_samples, share_out
 from sightline.bench.load.images import RESOLUTIONS, ImageKind, make_image, parse_resolution
 from sightline.bench.load.mmmu import read_mmmu
 from sightline.bench.load.videos import VideoKind, make_video
@@ -32,11 +32,11 @@ def opened(medium: Medium) -> Image.Image:
     return image
 
 
-def parts_of(sample: Sample) -> list[dict[str, Any]]:
+def parts_of(sample: RequestSample) -> list[dict[str, Any]]:
     return list(sample.messages[0]["content"])
 
 
-def urls_of(sample: Sample) -> list[bytes]:
+def urls_of(sample: RequestSample) -> list[bytes]:
     return [part["image_url"]["url"].url for part in parts_of(sample) if part["type"] == "image_url"]
 
 
@@ -60,6 +60,13 @@ def test_pictures_are_files_of_their_kind(form: Any, content: Any) -> None:
     assert image.size == (120, 90) and image.format == form.upper() and image.mode == "RGB"
     assert make_image(kind, (1, 1, 1)).url == make_image(kind, (1, 1, 1)).url
     assert len({make_image(kind, (1, 1, number)).url for number in range(5)}) == 5
+
+
+def test_random_and_blank_as_sglang_calls_them() -> None:
+    """Red if random is other than noise, or a blank picture has anything on it."""
+    kinds = {content: ImageKind("9x12", content, "png") for content in ("noise", "random", "blank")}
+    assert make_image(kinds["random"], (1, 1, 1)).url == make_image(kinds["noise"], (1, 1, 1)).url
+    assert np.asarray(opened(make_image(kinds["blank"], (1, 1, 1)))).tolist() == [[[255] * 3] * 12] * 9
 
 
 # Red if the "photographs" are noise or flat: photographs of one megapixel at quality 85 take some 100 to 600 kB.
@@ -117,7 +124,7 @@ def test_media_that_would_not_fit_are_refused() -> None:
 def test_a_body_in_pieces_is_one_json_document() -> None:
     media = [Medium.of(bytes([number]) * 100, "image/png") for number in range(2)]
     parts = [image_part(media[0]), text_part('quotes " and ü'), image_part(media[1]), image_part(media[0])]
-    sample = Sample([{"role": "user", "content": parts}], 5, {"seed": 7})
+    sample = RequestSample([{"role": "user", "content": parts}], 5, {"seed": 7})
     pieces = request_body(sample, RequestOptions("m", extra_body={"seed": 1, "top_p": 0.5}))
     assert sum(piece is media[0].url for piece in pieces) == 2
     body = json.loads(b"".join(pieces))
@@ -211,7 +218,34 @@ def test_custom_files_that_cannot_be_used(tmp_path: Path, line: str, said: str) 
         read_custom(tmp_path / "none.jsonl", 1)
 
 
+def test_lengths_are_drawn_from_a_share_of_them_on() -> None:
+    """Red if a length lies outside, all are the same, or the same seed draws others; 1 leaves them as they are."""
+    config = DatasetConfig("text", input_len=40, output_len=20, range_ratio=0.5, seed=4)
+    samples = make_samples(config, 200, 1.0)
+    words = [len(sample.messages[0]["content"].split()) for sample in samples]
+    answers = [sample.output_len for sample in samples]
+    assert (min(words), max(words), min(answers), max(answers)) == (20, 40, 10, 20)
+    assert np.corrcoef(words, answers)[0, 1] < 0.5
+    assert [sample.output_len for sample in make_samples(config, 200, 1.0)] == answers
+    fixed = make_samples(DatasetConfig("text", input_len=40, output_len=20), 9, 1.0)
+    assert {(len(sample.messages[0]["content"].split()), sample.output_len) for sample in fixed} == {(40, 20)}
+    least = make_samples(DatasetConfig("text", input_len=3, output_len=2, range_ratio=0.0), 99, 1.0)
+    assert {sample.output_len for sample in least} == {1, 2}
+
+
 # ---- MMMU
+
+
+def test_questions_are_measured_once() -> None:
+    """Red if a question comes twice without a word, or one that warmed the server up is measured while others are left."""
+    questions = [RequestSample([{"role": "user", "content": str(number)}], 1) for number in range(5)]
+    plenty = share_out(questions, 3, 2)
+    assert (plenty.measured, plenty.warm_ups, plenty.shortage) == (questions[:3], questions[3:], None)
+    short = share_out(questions, 9, 1)
+    assert short.measured == questions and short.warm_ups == questions[-1:]
+    assert short.shortage is not None and "5 requests are sent, not 9. No other questions are left" in short.shortage
+    assert share_out(questions, 9, 0).shortage == "The dataset has 5 questions: 5 requests are sent, not 9."
+    assert share_out(questions, 5, 0).shortage is None
 
 
 def test_mmmu_questions(tmp_path: Path) -> None:

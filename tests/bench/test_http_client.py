@@ -11,18 +11,20 @@ import pytest
 
 from certificates import make_certificate
 from sightline.bench.load.connection import in_event_loop
-from sightline.bench.load.http import HttpClient, Reply, TransportError
+from sightline.bench.load.http import HttpClient, HttpReply, TransportError
 from sightline.bench.load.lag import LagMeter
 from sightline.errors import ConfigError
 
-Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+ScriptedReply = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def ask(*answers: Answer, listener: Callable[[float, bytes], None] | None = None) -> tuple[list[Reply | TransportError], int]:
+def ask(
+    *answers: ScriptedReply, listener: Callable[[float, bytes], None] | None = None
+) -> tuple[list[HttpReply | TransportError], int]:
     """One request per answer, one after another; what came back, and how many connections were made."""
     connections = 0
 
-    async def run() -> list[Reply | TransportError]:
+    async def run() -> list[HttpReply | TransportError]:
         left = list(answers)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,7 +41,7 @@ def ask(*answers: Answer, listener: Callable[[float, bytes], None] | None = None
 
         server = await asyncio.start_server(serve, "127.0.0.1")
         client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        found: list[Reply | TransportError] = []
+        found: list[HttpReply | TransportError] = []
         for _ in answers:
             try:
                 async with asyncio.timeout(30):
@@ -53,7 +55,7 @@ def ask(*answers: Answer, listener: Callable[[float, bytes], None] | None = None
     return in_event_loop(run()), connections
 
 
-def sends(*pieces: bytes, close: bool = False, pause: float = 0.0) -> Answer:
+def sends(*pieces: bytes, close: bool = False, pause: float = 0.0) -> ScriptedReply:
     async def answer(writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
             writer.write(piece)
@@ -71,14 +73,14 @@ SHORT = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 def test_a_connection_is_used_again() -> None:
     replies, connections = ask(sends(SHORT), sends(SHORT), sends(SHORT))
-    assert [bytes(reply.body) for reply in replies if isinstance(reply, Reply)] == [b"ok"] * 3
+    assert [bytes(reply.body) for reply in replies if isinstance(reply, HttpReply)] == [b"ok"] * 3
     assert connections == 1
 
 
 def test_a_connection_that_the_server_ends_is_not() -> None:
     last = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
     replies, connections = ask(sends(last), sends(SHORT))
-    assert all(isinstance(reply, Reply) and reply.body == b"ok" for reply in replies)
+    assert all(isinstance(reply, HttpReply) and reply.body == b"ok" for reply in replies)
     assert connections == 2
 
 
@@ -92,11 +94,11 @@ def test_a_connection_that_the_server_ends_is_not() -> None:
     ],
     ids=["chunked", "byte by byte", "after 100", "until the end"],
 )
-def test_bodies_of_all_forms(answer: Answer) -> None:
+def test_bodies_of_all_forms(answer: ScriptedReply) -> None:
     heard: list[tuple[float, bytes]] = []
     before = time.perf_counter()
     replies, _ = ask(answer, listener=lambda stamp, data: heard.append((stamp, data)))
-    assert isinstance(replies[0], Reply) and replies[0].status == 200
+    assert isinstance(replies[0], HttpReply) and replies[0].status == 200
     assert b"".join(data for _, data in heard) == b"abcde" and not replies[0].body
     stamps = [before, replies[0].started, *(stamp for stamp, _ in heard), replies[0].ended, time.perf_counter()]
     assert stamps == sorted(stamps)
@@ -106,7 +108,7 @@ def test_a_listener_hears_nothing_of_an_error() -> None:
     heard: list[bytes] = []
     error = sends(b"HTTP/1.1 503 No\r\ncontent-length: 4\r\n\r\nlate")
     replies, _ = ask(error, listener=lambda stamp, data: heard.append(data))
-    assert isinstance(replies[0], Reply) and (replies[0].status, bytes(replies[0].body)) == (503, b"late")
+    assert isinstance(replies[0], HttpReply) and (replies[0].status, bytes(replies[0].body)) == (503, b"late")
     assert not heard
 
 
@@ -118,10 +120,10 @@ def test_a_listener_hears_nothing_of_an_error() -> None:
         (sends(b"SSH-2.0-OpenSSH\r\n"), "not HTTP", "is not HTTP"),
     ],
 )
-def test_answers_that_break_off(answer: Answer, kind: str, said: str) -> None:
+def test_answers_that_break_off(answer: ScriptedReply, kind: str, said: str) -> None:
     replies, connections = ask(answer, sends(SHORT))
     assert isinstance(replies[0], TransportError) and replies[0].kind == kind and said in str(replies[0])
-    assert isinstance(replies[1], Reply) and connections == 2  # the next request is not harmed
+    assert isinstance(replies[1], HttpReply) and connections == 2  # the next request is not harmed
 
 
 def test_addresses() -> None:
@@ -196,7 +198,7 @@ def test_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
 
-    async def run() -> Reply:
+    async def run() -> HttpReply:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 await reader.readuntil(b"\r\n\r\n")

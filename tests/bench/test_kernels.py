@@ -1,4 +1,4 @@
-"""`sightline bench kernels`: every op is timed or named, floors follow from shapes, and the loops over images are right."""
+"""`benchmarks.kernels`: every op is timed or named, floors follow from shapes, and the loops over images are right."""
 
 import json
 from collections.abc import Callable
@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.bench import per_image_reference as reference
-from sightline.bench.image_batches import COUNTS, SIDES, BatchCost, batch_shapes, entry_tower, grids_of, measure_batch
-from sightline.bench.kernel_case import FULL, SMALL, Setting
-from sightline.bench.kernels import SHAPES, all_ops, measure_calls, measure_ops
-from sightline.bench.stage_floors import Rates
-from sightline.cli.main import main
+from benchmarks.__main__ import main as benchmark
+from benchmarks.measure import per_image_reference as reference
+from benchmarks.measure.image_batches import COUNTS, SIDES, BatchCost, batch_shapes, entry_tower, grids_of, measure_batch
+from benchmarks.measure.kernel_case import FULL, SMALL, Setting
+from benchmarks.measure.kernels import SHAPES, all_ops, measure_calls, measure_ops
+from benchmarks.measure.stage_floors import Rates
 from sightline.config import MediaConfig, ModelConfig
 from sightline.models.create import create_checkpoint
 from sightline.models.files import read_model_files
-from sightline.ops.dispatch import OPS, Twin
-from sightline.ops.places import patch_places
+from sightline.ops.dispatch import OPS, Implementation
+from sightline.ops.patch_positions import patch_positions
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.rotary import make_rotary_table
 from tests.conftest import FAMILIES
@@ -64,33 +64,37 @@ def test_floors_at_8b_sizes(tmp_path: Path) -> None:
     assert {shape.split()[0] for shape in paged} == {"1", "32", "128"}
 
 
-# Red if twins are not timed beside the definition, or the wrong one is said to be used.
-def test_twins_stand_beside_the_definition(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+# Red if kernels are not timed beside the definition, or the wrong one is said to be used.
+def test_kernels_stand_beside_the_definition(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     all_ops()
     op = OPS["silu_mul"]
-    never = Twin("never", op.definition, lambda *_, **__: False)
-    twins = [never, Twin("first", op.definition, lambda *_, **__: True), Twin("second", op.definition, lambda *_, **__: True)]
-    monkeypatch.setattr(op, "twins", twins)
+    never = Implementation("never", op.definition, lambda *_, **__: False)
+    kernels = [
+        never,
+        Implementation("first", op.definition, lambda *_, **__: True),
+        Implementation("second", op.definition, lambda *_, **__: True),
+    ]
+    monkeypatch.setattr(op, "kernels", kernels)
     found = [
         one for one in measure_ops(setting(tiny_checkpoints["qwen3-vl"]), ["silu_mul"], Rates(), 1) if not isinstance(one, str)
     ]
-    assert [(one.twin, one.used) for one in found[:3]] == [("definition", False), ("first", True), ("second", False)]
+    assert [(one.implementation, one.used) for one in found[:3]] == [("definition", False), ("first", True), ("second", False)]
 
 
 # Red if a kernel that cannot run takes the figures of all others along, or fails without a word.
-def test_a_twin_that_fails_is_named(
+def test_a_kernel_that_fails_is_named(
     tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def fail(*_: Any, **__: Any) -> torch.Tensor:
         raise RuntimeError("no kernel image")
 
     all_ops()
-    monkeypatch.setattr(OPS["silu_mul"], "twins", [Twin("broken", fail, lambda *_, **__: True)])
+    monkeypatch.setattr(OPS["silu_mul"], "kernels", [Implementation("broken", fail, lambda *_, **__: True)])
     flags = ["--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", "--no-batches", "--repeats", "1"]
     kept = tmp_path / "k.json"
-    assert main(["bench", "kernels", "--ops", "silu_mul", "gelu", *flags, "--json", str(kept)]) == 1
+    assert benchmark(["kernels", "--ops", "silu_mul", "gelu", *flags, "--json", str(kept)]) == 1
     assert "failed: no kernel image" in capsys.readouterr().out
-    errors = {one["twin"]: one["error"] for one in json.loads(kept.read_text())["ops"]}
+    errors = {one["implementation"]: one["error"] for one in json.loads(kept.read_text())["ops"]}
     assert errors == {"definition": None, "broken": "failed: no kernel image"}
 
 
@@ -100,7 +104,7 @@ def test_an_op_without_shapes_is_named(
     all_ops()
     monkeypatch.setitem(OPS, "brand_new", OPS["silu_mul"])
     flags = ["--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", "--no-batches", "--repeats", "1"]
-    assert main(["bench", "kernels", "--ops", "brand_new", *flags]) == 1
+    assert benchmark(["kernels", "--ops", "brand_new", *flags]) == 1
     assert "1 of 1 ops have no shapes here: brand_new" in capsys.readouterr().out
 
 
@@ -112,13 +116,13 @@ GRIDS = [(1, 4, 6), (2, 8, 4), (1, 2, 2), (1, 12, 10)]
 def places_of(grids: list[Any], merge: int) -> tuple[torch.Tensor, torch.Tensor]:
     shapes = np.array(grids, np.int32)
     starts = np.concatenate(([0], np.cumsum(shapes.prod(1)))).astype(np.int32)
-    return patch_places(torch.from_numpy(shapes), torch.from_numpy(starts), int(starts[-1]), merge)
+    return patch_positions(torch.from_numpy(shapes), torch.from_numpy(starts), int(starts[-1]), merge)
 
 
 # Red if what the batched way is compared with computes something else: then it would be no comparison.
 @pytest.mark.parametrize("family", ["qwen3-vl", "glm-4.1v"])
 def test_positions_of_the_loop_are_those_of_the_batch(tiny_checkpoints: dict[str, Path], family: str) -> None:
-    vision = setting(tiny_checkpoints[family]).spec.vision
+    vision = setting(tiny_checkpoints[family]).spec.patch_tower
     grid = vision.position_grid
     assert grid is not None
     row_col, grid_size = places_of(GRIDS, vision.merge_size)
@@ -139,27 +143,28 @@ def test_rotary_positions_of_the_loop_are_those_of_the_batch() -> None:
 
 
 def test_the_convolution_is_the_linear_map(tiny_checkpoints: dict[str, Path]) -> None:
-    vision = setting(tiny_checkpoints["qwen3-vl"]).spec.vision
-    tower = entry_tower(vision, CPU, torch.float32)
-    frame = torch.randn(10, vision.in_channels, 1, vision.patch_size**2)
-    full = frame.expand(-1, -1, vision.temporal_patch_size, -1).flatten(1)
-    kernel = tower.patch_embed.weight.view(-1, vision.in_channels, vision.temporal_patch_size, *[vision.patch_size] * 2)
+    spec = setting(tiny_checkpoints["qwen3-vl"]).spec
+    patch, tower = spec.patch_tower.patch_embed, entry_tower(spec, CPU, torch.float32)
+    frame = torch.randn(10, patch.in_channels, 1, patch.patch_size**2)
+    full = frame.expand(-1, -1, patch.temporal_patch_size, -1).flatten(1)
+    kernel = tower.patch_embed.weight.view(-1, patch.in_channels, patch.temporal_patch_size, *[patch.patch_size] * 2)
     theirs = reference.embed_patches(full, kernel, tower.patch_embed.bias)
     torch.testing.assert_close(theirs, tower.patch_embed((frame.flatten(1),)), atol=1e-4, rtol=1e-4)
 
 
 # Red if a number of images or a size of the plan is left out.
 def test_batches_of_the_plan(tiny_checkpoints: dict[str, Path]) -> None:
-    vision = setting(tiny_checkpoints["qwen3-vl"]).spec.vision
+    vision = setting(tiny_checkpoints["qwen3-vl"]).spec.patch_tower
     shapes = dict(batch_shapes(COUNTS, SIDES, vision))
     assert len(shapes) == len(COUNTS) * len(SIDES) + len(COUNTS) - 1
     assert len(shapes["64 mixed"]) == 64 and len(set(shapes["64 mixed"])) == len(SIDES)
-    assert grids_of([(1080, 1920)], 1, replace(vision, patch_size=16, merge_size=2)) == [(1, 68, 120)]
+    assert grids_of(
+        [(1080, 1920)], 1, replace(vision, patch_embed=replace(vision.patch_embed, patch_size=16), merge_size=2)
+    ) == [(1, 68, 120)]
 
 
 def test_parts_of_a_batch(tiny_checkpoints: dict[str, Path]) -> None:
-    vision = setting(tiny_checkpoints["qwen3-vl"]).spec.vision
-    tower = entry_tower(vision, CPU, torch.float32)
+    tower = entry_tower(setting(tiny_checkpoints["qwen3-vl"]).spec, CPU, torch.float32)
     found = list(measure_batch(tower, "4", GRIDS, repeats=2))
     assert [cost.part for cost in found] == ["patch embedding", "position embedding", "rotary positions"]
     assert all(cost.patches == 24 + 64 + 4 + 120 and cost.ours_us > 0 and cost.reference_us > 0 for cost in found)
@@ -186,11 +191,11 @@ def test_a_graph_times_the_same_work_as_launches() -> None:
 def test_command(tiny_checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", "--repeats", "1", "--ops", "rms_norm", "gelu"]
     kept, summary = tmp_path / "k.json", tmp_path / "s.json"
-    assert main(["bench", "kernels", *flags, "--json", str(kept), "--summary", str(summary)]) == 0
+    assert benchmark(["kernels", *flags, "--json", str(kept), "--summary", str(summary)]) == 0
     found = json.loads(kept.read_text())
     assert {one["op"] for one in found["ops"]} == {"rms_norm", "gelu"} and found["without_shapes"] == []
     slower = sum(not one["faster"] for one in found["batches"])
     assert found["batches_slower_than_loops"] == slower == json.loads(summary.read_text())["batches_slower_than_loops"]["value"]
     assert f"{slower} of {len(found['batches'])} batches of images are slower" in capsys.readouterr().out
-    assert main(["bench", "kernels", "--ops", "gelo"]) == 1
+    assert benchmark(["kernels", "--ops", "gelo"]) == 1
     assert "--ops names 'gelo'" in capsys.readouterr().err

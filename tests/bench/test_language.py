@@ -1,4 +1,4 @@
-"""`sightline bench language`: what it times is what the engine does, and floors and idle shares follow from sizes."""
+"""`python -m benchmarks.language`: what it times is what the engine does, and floors and idle shares follow from sizes."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.bench.device_profile import DeviceProfile, by_kernel, kernel_table, profile_device, union
-from sightline.bench.language import DecodeCost, LanguageBench, figures
-from sightline.bench.stage_floors import Rates
-from sightline.cli.main import main
+from benchmarks.__main__ import main as benchmark
+from benchmarks.measure.device_profile import DeviceProfile, by_kernel, kernel_table, profile_device, union
+from benchmarks.measure.language import DecodeCost, LanguageBench, figures
+from benchmarks.measure.stage_floors import Rates
 from sightline.config import Config, EngineConfig, ModelConfig
 from sightline.models.create import create_checkpoint
-from sightline.models.families import read_model_spec
+from sightline.models.registry import read_model_spec
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def bench(tiny_checkpoints: dict[str, Path]) -> LanguageBench:
 
 # Red if a prefill finds its prompt cached, if steps are counted that are none, or sequences stay behind.
 def test_the_engine_really_computes(bench: LanguageBench) -> None:
-    counts = bench.engine.runner.counts
+    counts = bench.engine.counts
     before = counts.tokens
     cost = bench.measure_prefill(40)
     assert counts.tokens - before == 4 * 40 and len(cost.all_ms) == 3 and min(cost.all_ms) <= cost.ms <= max(cost.all_ms)
@@ -40,11 +40,11 @@ def test_the_engine_really_computes(bench: LanguageBench) -> None:
 
 # Red if the floor leaves out the head, counts the table of tokens, or forgets keys and values.
 def test_the_floor_of_a_step_is_what_it_must_read(bench: LanguageBench) -> None:
-    text = bench.engine.model.text
+    text = bench.engine.executor.worker.model.text
     spec = bench.files.spec.text
     matrices = sum(parameter.numel() for parameter in text.layers.parameters()) + text.norm.weight.numel()
     head = spec.vocab_size * spec.hidden_size
-    kept = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    kept = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim
     wanted = 4 * (matrices + head + 3 * 24 * kept)
     assert bench.measure_decode(3, 24).floor_ms == pytest.approx(1000 * wanted / 1e9)
 
@@ -53,10 +53,10 @@ def test_the_8b_floors_are_those_of_the_plan(tmp_path: Path) -> None:
     """3.6, 4.7 and 8.1 ms at 4.3 TB/s were worked out by hand; what is read here may be a little less."""
     create_checkpoint(tmp_path / "8b", "qwen3-vl", "8b", weights=False)
     spec = read_model_spec(tmp_path / "8b").text
-    layer = spec.hidden_size * (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    layer += 3 * spec.hidden_size * spec.intermediate_size
+    layer = spec.hidden_size * (2 * spec.attention.num_heads + 2 * spec.attention.num_kv_heads) * spec.attention.head_dim
+    layer += 3 * spec.hidden_size * spec.gated_mlp.intermediate_size
     weights = 2 * (spec.num_layers * layer + spec.vocab_size * spec.hidden_size)
-    kept = 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    kept = 2 * 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim
     for batch, floor in ((1, 3.6), (32, 4.7), (128, 8.1)):
         assert 1000 * (weights + batch * 1024 * kept) / 4.3e12 == pytest.approx(floor, rel=0.04)
 
@@ -89,7 +89,7 @@ def test_kernels_of_a_gpu_are_named() -> None:
 def test_command(tmp_path: Path, tiny_checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", "--prefill", "16", "--decode", "2"]
     flags += ["--context", "8", "--steps", "3", "--repeats", "1", "--profile", "--profile-text", str(tmp_path / "p.txt")]
-    assert main(["bench", "language", *flags, "--json", str(tmp_path / "l.json"), "--summary", str(tmp_path / "s.json")]) == 0
+    assert benchmark(["language", *flags, "--json", str(tmp_path / "l.json"), "--summary", str(tmp_path / "s.json")]) == 0
     out = capsys.readouterr().out
     kept, summary = json.loads((tmp_path / "l.json").read_text()), json.loads((tmp_path / "s.json").read_text())
     assert summary["prefill_ms.16"]["value"] == pytest.approx(kept["prefill"][0]["ms"], abs=1e-3)
@@ -110,7 +110,7 @@ def test_command(tmp_path: Path, tiny_checkpoints: dict[str, Path], capsys: pyte
 def test_mistakes(
     flags: list[str], sentence: str, tiny_checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "language", "--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", *flags]) == 1
+    assert benchmark(["language", "--model", str(tiny_checkpoints["qwen3-vl"]), "--device", "cpu", *flags]) == 1
     assert sentence in capsys.readouterr().err
 
 

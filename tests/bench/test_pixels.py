@@ -1,23 +1,25 @@
-"""`sightline bench pixels`: figures under the keys they are asked for, errors that are those of the pixels. nvidia-nvimgcodec's
+"""`benchmarks.pixels`: figures under the keys they are asked for, errors that are those of the pixels. nvidia-nvimgcodec's
 CPU side stands for a GPU."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from sightline.bench import pixels
-from sightline.bench.pixels import CONTENTS, PixelBench, PixelCost, error_files, figures, make_files
-from sightline.bench.stage_floors import Rates
-from sightline.bench.stages import StageBench, make_shapes
-from sightline.cli.main import main
+from benchmarks.__main__ import main as benchmark
+from benchmarks.measure import pixels
+from benchmarks.measure.pixels import CONTENTS, PixelBench, PixelCost, error_files, figures, make_files
+from benchmarks.measure.stage_floors import Rates
+from benchmarks.measure.stages import StageBench, make_shapes
 from sightline.config import Config, ModelConfig
-from sightline.engine import parts
+from sightline.encoder.gpu_decode import GpuDecoder
+from sightline.encoder.gpu_formats import KINDS
+from sightline.encoder.jpeg_library import JpegLibrary, NvImageCodec
 from sightline.media.jpeg_frame import read_frame
-from sightline.vision.gpu_decode import GpuDecoder
-from sightline.vision.jpeg_library import JpegLibrary, NvImageCodec
+from sightline.worker import build
 
 CPU = torch.device("cpu")
 
@@ -90,8 +92,8 @@ def test_errors_are_those_of_the_pixels(on_cpu: None, monkeypatch: pytest.Monkey
 
 def test_the_command(on_cpu: None, tiny_checkpoints: dict[str, Path], tmp_path: Path, capsys) -> None:
     report, summary = tmp_path / "pixels.json", tmp_path / "summary.json"
-    command = f"bench pixels --sizes 64x96 --images 3 --repeats 1 --device cpu --model {tiny_checkpoints['qwen3-vl']}"
-    assert main([*command.split(), "--json", str(report), "--summary", str(summary)]) == 0
+    command = f"pixels --sizes 64x96 --images 3 --repeats 1 --device cpu --model {tiny_checkpoints['qwen3-vl']}"
+    assert benchmark([*command.split(), "--json", str(report), "--summary", str(summary)]) == 0
     found = json.loads(report.read_text())
     assert {(one["content"], one["subsampling"], one["decoder"]) for one in found["costs"]} == {
         (content, subsampling, decoder)
@@ -104,10 +106,12 @@ def test_the_command(on_cpu: None, tiny_checkpoints: dict[str, Path], tmp_path: 
     for row in found["row_errors"]:
         assert row["decoding"] < 0.01 and 1e-4 < row["bfloat16"] < 0.5
     assert set(json.loads(summary.read_text())) >= {"pixels_ms.3x64x96", "pixels_ms_auto.3x64x96", "pixels_ms_cpu.3x64x96"}
-    assert "nvjpeg is not there: not here" in capsys.readouterr().out
+    assert found["formats"] == {"nvimgcodec": dict.fromkeys(KINDS, 0)}  # on its CPU side
+    out = capsys.readouterr().out
+    assert "nvjpeg is not there: not here" in out and re.search(r"^TIFF, lzw +nvimgcodec +0 +yes$", out, re.MULTILINE)
 
 
-# Red if `bench stages` leaves the decoder of the engine out, or gives an image the patches of another.
+# Red if `benchmarks.stages` leaves the decoder of the engine out, or gives an image the patches of another.
 def test_stages_use_the_decoder_of_the_engine(
     on_cpu, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +122,7 @@ def test_stages_use_the_decoder_of_the_engine(
             calls.append(len(files))
             return super().decode(files, into)
 
-    monkeypatch.setattr(parts, "choose_gpu_decoder", lambda *_: GpuDecoder(Counting(CPU, 2), CPU))
+    monkeypatch.setattr(build, "choose_gpu_decoder", lambda *_: GpuDecoder(Counting(CPU, 2), CPU))
     shapes = make_shapes(["64x96", "128"], [3], mixed=True)
     bench = StageBench(Config(model=ModelConfig(model=str(tiny_checkpoints["qwen3-vl"]), device="cpu")), shapes, 1, Rates())
     try:
@@ -137,5 +141,5 @@ def test_refusals(capsys) -> None:
         "--photos .": "there is no JPEG file in it",
         "--sizes big": "The resolution 'big' is unknown",
     }.items():
-        assert main(["bench", "pixels", "--device", "cpu", *flags.split()]) == 1
+        assert benchmark(["pixels", "--device", "cpu", *flags.split()]) == 1
         assert message in capsys.readouterr().err

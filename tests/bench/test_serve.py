@@ -13,10 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pybase64
 import pytest
+from PIL import Image
 
 from bench.stub import MODEL, RunningStub, Script, chunk, event, refusal, stream, usage, whole
 from sightline.cli.main import main
+from sightline.models.locate import EMBEDDED
+from sightline.prompt.tokenizer import Tokenizer
 
 SLACK_S = 5.0  # by which a busy machine may be late; never early
 
@@ -198,6 +202,49 @@ def test_options_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "given" not in file.read_text() and "from-the-environment" not in file.read_text()
 
 
+# Red if a flag of sglang.bench_serving is unknown, or means something else than ours.
+def test_flags_of_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out.jsonl"
+    with RunningStub(stream([0.0], usage(9, 1))) as stub:
+        flags = [
+            "--backend",
+            "sglang-oai-chat",
+            "--dataset-name",
+            "image",
+            "--image-content",
+            "blank",
+            "--image-format",
+            "jpeg",
+        ]
+        flags += ["--image-resolution", "8x8", "--random-input-len", "8", "--random-output-len", "6", "--warmup-requests", "2"]
+        flags += ["--random-range-ratio", "1.0", "--apply-chat-template", "--num-prompts", "3", "--output-file", str(file)]
+        flags += ["--ignore-eos", "--disable-ignore-eos", "--disable-tqdm", "--extra-request-body", '{"top_k": 5}']
+        assert bench(stub.url, *flags, "--tokenizer", str(EMBEDDED)) == 0
+    assert len(stub.questions) == 5 and stub.questions[0].body["max_completion_tokens"] == 6
+    assert len(stub.questions[0].body["messages"][0]["content"][1]["text"].split()) == 8
+    assert stub.questions[0].body["top_k"] == 5 and "ignore_eos" not in stub.questions[0].body
+    shown = printed(capsys.readouterr().out)
+    assert shown["Backend"] == kept(file)["backend"] == "sglang-oai-chat" and shown["Mean ITL (ms)"] == "0.00"
+    again = 3 * len(Tokenizer.from_folder(EMBEDDED).encode("w0 "))
+    assert int(shown["Total generated tokens (retokenized)"]) == kept(file)["total_output_tokens_retokenized"] == again
+
+
+# Red if questions of MMMU are asked again to fill up a run, or nobody is told that they were fewer.
+def test_mmmu_stops_at_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (6, 5), "red").save(picture, "PNG")
+    row = {"options": "['one', 'two']", "answer": "A", "question_type": "multiple-choice"}
+    row["image_1"] = "data:image/png;base64," + pybase64.b64encode(picture.getvalue()).decode()
+    rows = [{**row, "id": f"validation_Math_{number}", "question": f"Number {number}? <image 1>"} for number in (1, 2, 3)]
+    (tmp_path / "validation.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = tmp_path / "out.jsonl"
+    with RunningStub(stream([0.0], usage(9, 1))) as stub:
+        flags = ["--dataset-name", "mmmu", "--dataset-path", str(tmp_path), "--num-prompts", "7", "--num-warmups", "0"]
+        assert bench(stub.url, *flags, "--output", str(file)) == 0
+    assert len(stub.questions) == 3 and kept(file)["num_prompts"] == 3
+    assert "The dataset has 3 questions: 3 requests are sent, not 7." in capsys.readouterr().err
+
+
 # Red if warm-up requests show what is measured later: a cache would know it.
 def test_warming_up_shows_other_texts() -> None:
     with RunningStub(stream([0.0], usage(9, 1))) as stub:
@@ -272,6 +319,8 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "said"),
     [
         (["--request-rate", "0"], "The request rate is 0, but must be more than 0"),
+        (["--random-range-ratio", "1.5"], "The range ratio is 1.5, but must be from 0 to 1"),
+        (["--tokenizer", "/no/such"], "There is no folder /no/such"),
         (["--num-prompts", "0"], "The number of prompts is 0, but must be at least 1"),
         (["--max-concurrency", "-1"], "The maximum concurrency is -1, but must be at least 1"),
         (["--image-resolution", "900p"], "The resolution '900p' is unknown"),

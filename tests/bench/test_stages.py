@@ -1,4 +1,4 @@
-"""`sightline bench stages`: stages add up to the measured whole, floors follow from sizes, before and after are two ways."""
+"""`benchmarks.stages`: stages add up to the measured whole, floors follow from sizes, before and after are two ways."""
 
 import json
 import math
@@ -12,22 +12,22 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.bench.stage_floors import STAGES, Load, Rates, stage_floors
-from sightline.bench.stage_plot import draw_stages
-from sightline.bench.stage_report import figures, rows, table
-from sightline.bench.stage_spans import Spans
-from sightline.bench.stages import StageBench, StageCost, make_shapes
-from sightline.bench.tower import operations
-from sightline.cli.main import main
+from benchmarks.__main__ import main as benchmark
+from benchmarks.measure.stage_floors import STAGES, Rates, StageLoad, stage_floors
+from benchmarks.measure.stage_plot import draw_stages
+from benchmarks.measure.stage_report import figures, rows, table
+from benchmarks.measure.stage_spans import Spans
+from benchmarks.measure.stages import StageBench, StageCost, make_shapes
+from benchmarks.measure.tower import operations
 from sightline.config import Config, ModelConfig
 from sightline.errors import ConfigError
 from sightline.models.create import create_checkpoint
-from sightline.models.families import read_model_spec
-from sightline.ops.dispatch import Twin
+from sightline.models.registry import read_model_spec
+from sightline.ops.dispatch import Implementation
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.rotary import vision_rotary
 from sightline.spec import ModelSpec
-from tests.conftest import FAMILIES
+from tests.conftest import DENSE
 
 ONLY_ARITHMETIC = Rates(bandwidth=math.inf)
 
@@ -36,7 +36,7 @@ ONLY_ARITHMETIC = Rates(bandwidth=math.inf)
 def costs(tiny_checkpoints: dict[str, Path]) -> dict[str, StageCost]:
     """Two images of different sizes, once for each family."""
     found = {}
-    for family in FAMILIES:
+    for family in DENSE:
         shapes = make_shapes(["64x96", "128"], [2], mixed=True)
         config = Config(model=ModelConfig(model=str(tiny_checkpoints[family]), device="cpu"))
         bench = StageBench(config, shapes, repeats=1, rates=Rates())
@@ -53,7 +53,7 @@ def spec_8b(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 
 # Red if a stage is not found in a family's tower, if "other" hides or doubles time, or shares are of something else than TTFT.
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_stages_add_up(costs: dict[str, StageCost], family: str) -> None:
     cost = costs[family]
     for times in (cost.before, cost.after):
@@ -74,8 +74,8 @@ def test_stages_add_up(costs: dict[str, StageCost], family: str) -> None:
     assert cost.images == 2 and cost.load.pixels == 64 * 96 + 128 * 128 and len(cost.load.grids) == 2
 
 
-# Red if definitions are not what "before" runs, if twins are not what "after" runs, or if marks stay behind on an op.
-def test_before_and_after_differ_in_twins(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+# Red if definitions are not what "before" runs, if kernels are not what "after" runs, or if marks stay behind on an op.
+def test_before_and_after_differ_in_kernels(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
     def slow(*args: Any, **kwargs: Any) -> None:
@@ -84,19 +84,19 @@ def test_before_and_after_differ_in_twins(tiny_checkpoints: dict[str, Path], mon
         time.sleep(0.05)
         vision_rotary.definition(*args, **kwargs)
 
-    twins = [Twin("slow", slow, when=lambda *_, **__: True)]
-    monkeypatch.setattr(vision_rotary, "twins", twins)
+    kernels = [Implementation("slow", slow, when=lambda *_, **__: True)]
+    monkeypatch.setattr(vision_rotary, "kernels", kernels)
     definitions = vision_rotary.definition, add_position_grid.definition
     shapes = make_shapes(["64x96"], [1], mixed=False)
     bench = StageBench(Config(model=ModelConfig(model=str(tiny_checkpoints["qwen3-vl"]))), shapes, 1, Rates())
     cost = bench.measure(shapes[0])
     bench.close()
-    depth = bench.files.spec.vision.depth
+    depth = bench.files.spec.patch_tower.depth
     assert calls == 3 * 3 * depth  # two warm-ups and a run, each a pass, a request and the tower in one piece
     assert cost.after.stages["rotary"] > depth * 50 > cost.before.stages["rotary"]
     assert cost.after.ttft_ms > depth * 50 and cost.after.vision_ms > depth * 50
     assert cost.after.stages["blocks"] < depth * 50  # the rotation inside them is counted once
-    assert vision_rotary.twins is twins and (vision_rotary.definition, add_position_grid.definition) == definitions
+    assert vision_rotary.kernels is kernels and (vision_rotary.definition, add_position_grid.definition) == definitions
 
 
 # Red if the time of an inner stage stays in the outer one, or a stage that raises is left open.
@@ -115,8 +115,8 @@ def test_spans() -> None:
     assert found["outer"] + found["inner"] <= whole
 
 
-def load_of(grids: list[tuple[int, int, int]], tokens: int, features: int = 768, pixels: int = 0) -> Load:
-    return Load(pixels, tuple(grids), tokens, features, itemsize=2)
+def load_of(grids: list[tuple[int, int, int]], tokens: int, features: int = 768, pixels: int = 0) -> StageLoad:
+    return StageLoad(pixels, tuple(grids), tokens, features, itemsize=2)
 
 
 # Red if a matrix or the attention is miscounted: figures worked out by hand for 720p, 1080p and 2K, 30 tokens of text. Prefill:
@@ -139,7 +139,7 @@ def test_floors_of_8b(
     prefill: float,
 ) -> None:
     tokens = grid[1] * grid[2] // 4 + 30
-    found = stage_floors(spec_8b.vision, spec_8b.text, load_of([grid], tokens, features=1536), Rates())
+    found = stage_floors(spec_8b.patch_tower, spec_8b.text, load_of([grid], tokens, features=1536), Rates())
     assert found["patch_embed"] == pytest.approx(patch_embed, abs=0.0006)
     assert found["blocks"] == pytest.approx(linear + attention, abs=0.011)
     assert found["mergers"] == pytest.approx(mergers, rel=0.02)
@@ -148,7 +148,7 @@ def test_floors_of_8b(
 
 # Red if the arithmetic of the two benchmarks drifts apart, or a floor does not grow with images and sizes as it must.
 def test_floors_scale(spec_8b: ModelSpec) -> None:
-    vision, text = spec_8b.vision, spec_8b.text
+    vision, text = spec_8b.patch_tower, spec_8b.text
     grids = [(1, 60, 80)] * 20
     load = load_of(grids, 24_000, pixels=20 * 960 * 1280)
     found = stage_floors(vision, text, load, ONLY_ARITHMETIC)
@@ -173,10 +173,10 @@ def test_floors_scale(spec_8b: ModelSpec) -> None:
 
 # Red if windows are taken for whole frames: pairs are counted one by one.
 def test_floor_of_window_attention(tiny_checkpoints: dict[str, Path]) -> None:
-    vision = read_model_spec(tiny_checkpoints["qwen2.5-vl"]).vision
+    vision = read_model_spec(tiny_checkpoints["qwen2.5-vl"]).patch_tower
     text = read_model_spec(tiny_checkpoints["qwen2.5-vl"]).text
     assert vision.window is not None
-    side = vision.window.window_pixels // vision.patch_size
+    side = vision.window.window_pixels // vision.patch_embed.patch_size
     height, width = side + 6, 2 * side + 2
     windows = [(row // side, column // side) for row, column in product(range(height), range(width))]
     pairs = sum(windows.count(window) for window in windows)
@@ -184,7 +184,7 @@ def test_floor_of_window_attention(tiny_checkpoints: dict[str, Path]) -> None:
     load = load_of([(1, height, width)], 100)
     in_windows, in_frames = (stage_floors(one, text, load, ONLY_ARITHMETIC)["blocks"] for one in (vision, whole))
     windowed = vision.depth - len(vision.window.full_attention_layers)
-    fewer = windowed * 4 * vision.hidden_size * ((height * width) ** 2 - pairs)
+    fewer = windowed * 4 * vision.block.hidden_size * ((height * width) ** 2 - pairs)
     assert windowed > 0 and in_frames - in_windows == pytest.approx(1000 * fewer / 790e12)
 
 
@@ -225,7 +225,7 @@ def test_figures(costs: dict[str, StageCost]) -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / "results" / name for name in ("stages.json", "stages.png", "summary.json")}
     flags = ["--json", str(files["stages.json"]), "--plot", str(files["stages.png"]), "--summary", str(files["summary.json"])]
-    assert main(["bench", "stages", "--sizes", "64x96", "--images", "1", "2", "--repeats", "1", "--rate", "79", *flags]) == 0
+    assert benchmark(["stages", "--sizes", "64x96", "--images", "1", "2", "--repeats", "1", "--rate", "79", *flags]) == 0
     out = capsys.readouterr().out
     assert "64x96: 1 image of 0.01 megapixels" in out and "2x64x96: 2 images" in out
     assert all(out.count(f"\n{name} ") == 2 for name in (*STAGES.values(), "other", "TTFT"))
@@ -254,5 +254,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "stages", *flags]) == 1
+    assert benchmark(["stages", *flags]) == 1
     assert sentence in capsys.readouterr().err

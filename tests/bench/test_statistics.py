@@ -2,17 +2,19 @@
 
 import pytest
 
-from sightline.bench.load.answer import Answer, Failure
 from sightline.bench.load.block import WIDTH, result_block, warnings
 from sightline.bench.load.lag import Lag
+from sightline.bench.load.request_result import RequestFailure, RequestResult
 from sightline.bench.load.statistics import Spread, peak_concurrency, peak_per_second, statistics
 
 IDLE = Lag(median=0.1, p99=1.0, max=2.0, own_p99=0.5, cpu=0.25)
 
 
-def answer(start: float, chunks: list[float], **fields: object) -> Answer:
+def answer(start: float, chunks: list[float], **fields: object) -> RequestResult:
     """Times of chunks in seconds after the start."""
-    made = Answer(start, chunk_times=[start + time for time in chunks], end=start + chunks[-1], first_text=start + chunks[0])
+    made = RequestResult(
+        start, chunk_times=[start + time for time in chunks], end=start + chunks[-1], first_text=start + chunks[0]
+    )
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -22,8 +24,10 @@ def told(prompt: int, vision: int, cached: int, output: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "vision_tokens": vision, "cached_tokens": cached, "completion_tokens": output}
 
 
-def failed(start: float, kind: str, message: str) -> Answer:
-    return Answer(start, end=start + 9.0, failure=Failure(kind, message), prompt_tokens=5000, completion_tokens=7000)
+def failed(start: float, kind: str, message: str) -> RequestResult:
+    return RequestResult(
+        start, end=start + 9.0, failure=RequestFailure(kind, message), prompt_tokens=5000, completion_tokens=7000
+    )
 
 
 # a: 100 … 102.0 s, first chunk after 0.5 s, 5 tokens in 4 chunks.  b: 101 … 102.0 s, 2 tokens.  c: 103 … 103.25 s, 1 token.
@@ -93,6 +97,7 @@ def test_a_run_in_which_all_fails() -> None:
 
 BLOCK = """\
 ============ Serving Benchmark Result ============
+Backend:                                 openai-chat
 Traffic request rate:                    2.50
 Max request concurrency:                 8
 Successful requests:                     3
@@ -154,7 +159,19 @@ Share of a core (%):                     25.00
 def test_the_block_as_it_is_printed() -> None:
     block = result_block(statistics(ANSWERS, 4.0), IDLE, rate=2.5, max_concurrency=8)
     assert block == BLOCK
-    assert all(len(line) <= WIDTH for line in block.splitlines())
+    assert all(len(line) <= WIDTH for line in block.splitlines() if not line.startswith("Backend:"))
+
+
+# Red if a line that programs look for is missing where answers have one token, or is made up where nothing was streamed.
+def test_answers_of_one_token_have_no_gaps_and_are_printed_as_zero() -> None:
+    one = answer(0.0, [0.25], text="yes", **told(10, 0, 0, 1))
+    lines = result_block(statistics([one], 1.0, count_tokens=len), IDLE, 1.0, None, backend="sglang-oai-chat").splitlines()
+    assert lines[1] == "Backend:                                 sglang-oai-chat"
+    assert "Total generated tokens (retokenized):    3" in lines
+    for name in ("TPOT", "ITL"):
+        assert [line.split()[-1] for line in lines if f" {name} (ms)" in line] == ["0.00"] * 6
+    whole = RequestResult(0.0, end=1.0, **told(10, 0, 0, 1))
+    assert "TPOT" not in result_block(statistics([whole], 1.0), IDLE, 1.0, None)
 
 
 # Red if a server that sends the role long before the first word looks fast and nobody is told.

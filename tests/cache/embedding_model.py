@@ -118,7 +118,7 @@ class EmbeddingModel:
 
 @dataclass
 class Storage:
-    """The rows themselves, as (key, row): if the books are wrong, somebody reads the rows of another image."""
+    """The rows themselves, as (key, row): if the bookkeeping is wrong, somebody reads the rows of another image."""
 
     cache: EmbeddingCache
     arena: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # by slot

@@ -18,6 +18,7 @@ class ModelNode:
     locks: int
     last_used: int
     state: ModelState | None = None
+    beginnings: set[tuple[bytes, str]] = field(default_factory=set)  # key of the page before, tokens
 
 
 @dataclass
@@ -81,6 +82,29 @@ class PageModel:
             self.nodes[key] = ModelNode(page, parent, 0, self.now)
         self.nodes[key].locks += 1
         self.nodes[key].last_used = self.now
+
+    def insert_partial(self, parent: bytes | None, key: bytes, tokens: list[str], page: int) -> None:
+        """`tokens` of beginnings of the page behind `parent`, the longest last, which `key` is the key of."""
+        new = {(parent or b"", beginning) for beginning in tokens} - self.beginnings.keys()
+        self.private.remove(page)
+        if new:
+            self.now += 1
+            self.nodes[key] = ModelNode(page, parent, 0, self.now, beginnings=new)
+
+    @property
+    def beginnings(self) -> dict[tuple[bytes, str], bytes]:
+        """Whose they are."""
+        return {beginning: key for key, node in self.nodes.items() for beginning in node.beginnings}
+
+    def longest(self, before: bytes, tokens: str) -> tuple[bytes, int] | None:
+        """Whose is the longest known beginning of these tokens, and how long it is."""
+        known = self.beginnings
+        lengths = [count for count in range(1, len(tokens) + 1) if (before, tokens[:count]) in known]
+        return (known[before, tokens[: lengths[-1]]], lengths[-1]) if lengths else None
+
+    def take_over(self, key: bytes) -> None:
+        self._forget(key)
+        self.evictions += 1
 
     def attach(self, key: bytes, handle: object, nbytes: int) -> bool:
         self.now += 1

@@ -23,7 +23,7 @@ def test_sizes() -> None:
     cache = EmbeddingCache(blocks=10, block_rows=4, row_bytes=100)
     assert (cache.capacity_rows, cache.device_bytes, cache.free_blocks) == (40, 4000, 10)
     entry = cache.reserve(b"a", 9).entry
-    assert (entry.rows, len(entry.blocks), entry.state, entry.pins) == (9, 3, EmbeddingState.ENCODING, 0)
+    assert (entry.rows, len(entry.blocks), entry.state, entry.pins) == (9, 3, EmbeddingState.PENDING, 0)
     assert (cache.used_blocks, cache.free_blocks, cache.pinned_blocks, cache.evictable_blocks) == (3, 7, 0, 0)
     cache.pin(entry)
     assert cache.pinned_blocks == 3
@@ -39,6 +39,19 @@ def test_fits(rows: int, fits: bool) -> None:
     cache = EmbeddingCache(10, 4, 100)
     cache.pin(ready(cache, b"a", 30))
     assert cache.fits(rows) == fits  # whatever is in it now
+
+
+# Red if what is pinned or being encoded goes, or what is named, or blocks of what went stay taken.
+def test_retain() -> None:
+    cache = EmbeddingCache(10, 4, 100, host_bytes=4000)
+    for key in (b"a", b"b"):
+        ready(cache, key, 8)
+    cache.pin(ready(cache, b"c", 4))
+    cache.reserve(b"d", 4)
+    cache.retain({b"b"})
+    assert on_device(cache, "abcd") == "bcd" and not in_host(cache, "abcd")
+    assert (cache.used_blocks, cache.evictable_blocks, cache.evictions) == (4, 2, 0)
+    cache.check_integrity()
 
 
 # Red if spare blocks are counted as rows, or if pinned or encoding entries count as room.

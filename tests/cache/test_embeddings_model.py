@@ -40,7 +40,7 @@ class EmbeddingsMachine(RuleBasedStateMachine):
         assert {offload.key for offload in reservation.offloads} == offloads
         assert all(offload.rows == ROWS[offload.key] for offload in reservation.offloads)
         assert reservation.from_host == from_host
-        assert (reservation.entry.state, reservation.entry.pins) == (EmbeddingState.ENCODING, 0)
+        assert (reservation.entry.state, reservation.entry.pins) == (EmbeddingState.PENDING, 0)
         self.planned.append(reservation)
 
     @rule(fails=st.sets(st.integers(0, 3), max_size=2))

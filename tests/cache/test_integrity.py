@@ -1,4 +1,4 @@
-"""The self-checks find what they promise to find: each test plants one fault in sound books."""
+"""The self-checks find what they promise to find: each test plants one fault in sound state."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +32,10 @@ def move_parent_forward(cache: PageCache) -> None:
     node(cache, "pq").last_used = node(cache, "p").last_used
 
 
+def begin(cache: PageCache, node: Node, before: bytes, count: int) -> None:
+    cache.beginnings.add(node, before, b"begins", count)
+
+
 PAGE_FAULTS: dict[str, tuple[Callable[[PageCache], object], str]] = {
     "scratch freed": (lambda c: c._use.__setitem__(0, 0), "page 0, and no other, is scratch"),
     "scratch in the free list": (lambda c: c._free.append(0), "page 0 is in the list of free pages but is not free"),
@@ -63,12 +67,20 @@ PAGE_FAULTS: dict[str, tuple[Callable[[PageCache], object], str]] = {
     "state not in its queue": (lambda c: c._states._idle.clear(), "exactly the unpinned states"),
     "pinned state in the queue": (lambda c: c._states._idle.update({node(c, "ab"): None}), "exactly the unpinned states"),
     "state lost": (lambda c: setattr(node(c, "pq"), "state", None), "exactly the unpinned states"),
+    "beginning of a page that is gone": (lambda c: begin(c, Node(1, b"x", None), b"", 3), "which is not in the tree"),
+    "beginning of a whole page": (lambda c: begin(c, node(c, "p"), b"", 16), "16 tokens of a page of 16"),
+    "beginning behind another page": (lambda c: begin(c, node(c, "pq"), b"", 3), "does not follow that page"),
+    "beginning that would outlive its page": (
+        lambda c: (begin(c, node(c, "p"), b"", 3), setattr(node(c, "p"), "begins", ())),
+        "would outlive it",
+    ),
+    "lengths miscounted": (lambda c: (begin(c, node(c, "p"), b"", 3), c.beginnings._counts.clear()), "are miscounted"),
     "negative state pins": (lambda c: setattr(node(c, "pq").state, "pins", -1), "negative number of pins"),
 }
 
 
 @pytest.mark.parametrize("fault", PAGE_FAULTS)
-def test_faults_in_the_books_of_pages_are_found(fault: str) -> None:
+def test_faults_in_the_state_of_pages_are_found(fault: str) -> None:
     plant, sentence = PAGE_FAULTS[fault]
     cache = sound_pages()
     plant(cache)
@@ -113,7 +125,7 @@ EMBEDDING_FAULTS: dict[str, tuple[Callable[[EmbeddingCache], object], str]] = {
     "negative pins": (entry_field(b"s", "pins", -1), "negative number of pins"),
     "pin lost": (entry_field(b"p", "pins", 0), "0 blocks are pinned, 3 are counted"),
     "pinned blocks": (lambda c: setattr(c, "_pinned_blocks", 2), "3 blocks are pinned, 2 are counted"),
-    "evictable while encoding": (entry_field(b"s", "state", EmbeddingState.ENCODING), "unpinned entries that are ready"),
+    "evictable while encoding": (entry_field(b"s", "state", EmbeddingState.PENDING), "unpinned entries that are ready"),
     "not in the queue": (lambda c: c._evictable.popitem(), "unpinned entries that are ready"),
     "evictable blocks": (lambda c: setattr(c, "_evictable_blocks", 4), "3 blocks can be evicted, 4 are counted"),
     "queue out of order": (lambda c: c._evictable.move_to_end(b"r"), "before one used earlier"),
@@ -131,7 +143,7 @@ EMBEDDING_FAULTS: dict[str, tuple[Callable[[EmbeddingCache], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", EMBEDDING_FAULTS)
-def test_faults_in_the_books_of_embeddings_are_found(fault: str) -> None:
+def test_faults_in_the_state_of_embeddings_are_found(fault: str) -> None:
     plant, sentence = EMBEDDING_FAULTS[fault]
     cache = sound_embeddings()
     plant(cache)

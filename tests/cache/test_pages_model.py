@@ -17,6 +17,7 @@ from sightline.cache.pages import Node, PageCache
 STATE_LIMIT = 40
 WORDS = st.text(alphabet="ab", max_size=6)
 Thing = TypeVar("Thing")
+TOKENS = st.text(alphabet="xy", min_size=1, max_size=3)
 CHOICE = st.integers(0, 1 << 20)  # of one in a list, by remainder
 
 
@@ -26,6 +27,10 @@ class Sequence:
     nodes: list[Node]
     private: list[int] = field(default_factory=list)
     pinned: list[Node] = field(default_factory=list)
+
+
+def beginning_key(before: bytes, tokens: str) -> bytes:
+    return before + b"/" + tokens.encode()
 
 
 def one_of(things: list[Thing], choice: int) -> Thing:
@@ -77,6 +82,51 @@ class PagesMachine(RuleBasedStateMachine):
         assert (node.key, node.page, node.parent) == (key, self.model.nodes[key].page, parent)
         sequence.word += letter
         sequence.nodes.append(node)
+
+    @rule(choice=CHOICE, tokens=TOKENS, ends=st.integers(1, 3))
+    def leave_unfinished(self, choice: int, tokens: str, ends: int) -> None:
+        """A sequence leaves the page that it was filling, of which one beginning or two are worth finding."""
+        if any(sequence.private for sequence in self.sequences):
+            sequence = one_of([sequence for sequence in self.sequences if sequence.private], choice)
+            parent, page = sequence.nodes[-1] if sequence.nodes else None, sequence.private.pop(0)
+            before, found = sequence.word.encode(), sorted({tokens[:ends], tokens}, key=len)
+            keys = [(beginning_key(before, beginning), len(beginning)) for beginning in found]
+            new = [key for key, _ in keys if key not in self.cache.beginnings]
+            self.cache.insert_partial(parent, before, keys, page)
+            self.model.insert_partial(before or None, new[-1] if new else b"", found, page)
+
+    @rule(choice=CHOICE, tokens=TOKENS)
+    def note_beginning(self, choice: int, tokens: str) -> None:
+        """A full page begins with what is worth finding."""
+        nodes = [node for sequence in self.sequences for node in sequence.nodes]
+        if nodes:
+            node = one_of(nodes, choice)
+            before = node.parent.key if node.parent else b""
+            self.cache.beginnings.add(node, before, beginning_key(before, tokens), len(tokens))
+            if (before, tokens) not in self.model.beginnings:
+                self.model.nodes[node.key].beginnings.add((before, tokens))
+
+    @rule(choice=CHOICE, tokens=TOKENS)
+    def find_beginning(self, choice: int, tokens: str) -> None:
+        """It is locked for a while, or its page is taken over."""
+        if not self.sequences:
+            return
+        sequence = one_of(self.sequences, choice)
+        before = sequence.word.encode()
+        found = self.cache.beginnings.longest(before, len(tokens), lambda count: beginning_key(before, tokens[:count]))
+        assert (found and (found.node.key, found.count)) == self.model.longest(before, tokens)
+        if found is None:
+            return
+        if found.node.locks == found.node.children == 0 and choice % 2:
+            self.model.take_over(found.node.key)
+            page = self.cache.take_over(found.node)
+            self.model.private.add(page)
+            sequence.private.append(page)
+            return
+        for act, of_model in ((self.cache.lock, self.model.lock), (self.cache.unlock, self.model.unlock)):
+            act([found.node])
+            of_model([found.node.key])
+            self.same_as_the_model()
 
     @rule(word=WORDS, need_state=st.booleans(), nbytes=st.integers(1, 25))
     def serve(self, word: str, need_state: bool, nbytes: int) -> None:
@@ -164,7 +214,7 @@ class PagesMachine(RuleBasedStateMachine):
         assert (cache.private_pages, cache.tree_pages) == (len(model.private), len(model.nodes))
         assert cache.total_locks == sum(node.locks for node in model.nodes.values())
         for key, node in model.nodes.items():
-            found = cache.match(keys_of(key.decode()))[-1]
+            found = cache.match(keys_of(key.decode()))[-1] if b"/" not in key else cache._nodes[key]
             assert (found.key, found.page, found.locks) == (key, node.page, node.locks)
             assert (found.state and found.state.handle) == (node.state and node.state.handle)
         assert cache.state_bytes == model.state_bytes
@@ -197,12 +247,19 @@ MOVES: Moves = [
     (3, lambda machine, dice: machine.attach(dice.randrange(99), dice.randint(1, 25))),
     (1, lambda machine, dice: machine.pin(dice.randrange(99))),
     (1, lambda machine, dice: machine.unpin(dice.randrange(99))),
+    (3, lambda machine, dice: machine.leave_unfinished(dice.randrange(99), any_tokens(dice), dice.randint(1, 3))),
+    (1, lambda machine, dice: machine.note_beginning(dice.randrange(99), any_tokens(dice))),
+    (3, lambda machine, dice: machine.find_beginning(dice.randrange(99), any_tokens(dice))),
     (0.1, lambda machine, dice: machine.clear(0)),
 ]
 
 
 def any_word(dice: random.Random) -> str:
     return "".join(dice.choice("ab") for _ in range(dice.randint(0, 7)))
+
+
+def any_tokens(dice: random.Random) -> str:
+    return "".join(dice.choice("xy") for _ in range(dice.randint(1, 3)))
 
 
 # Red if something goes wrong only after a long time or in a larger tree; short runs rarely get to evict.

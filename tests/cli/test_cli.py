@@ -35,7 +35,13 @@ def test_demo_of_another_picture(tmp_path: Path) -> None:
     assert done.returncode == 0 and f"image     {picture}" in done.stdout and "answer" in done.stdout
 
 
-@pytest.mark.parametrize("family", ["qwen3-vl", "qwen2.5-vl", "glm-4.1v"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3.5",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-vl", "qwen2.5-vl", "glm-4.1v", "glm-4.6v-flash")),
+    ],
+)
 def test_new_info_ask(tmp_path: Path, family: str) -> None:
     folder, image = tmp_path / "model", tmp_path / "image.png"
     Image.new("RGB", (90, 60), (200, 30, 30)).save(image)
@@ -44,6 +50,18 @@ def test_new_info_ask(tmp_path: Path, family: str) -> None:
     asked = sightline("ask", "What colour?", "--model", folder, "--image", image, "--max-tokens", "5", "--timings")
     assert asked.returncode == 0, asked.stderr
     assert "5 out" in asked.stdout or "by stop" in asked.stdout
+
+
+def test_info_says_what_memory_several_gpus_take(tmp_path: Path) -> None:
+    """Red when a rank's share is counted wrong: 72B in bfloat16 fit no GPU alone, and four of 96 GB."""
+    folder = tmp_path / "model"
+    assert sightline("model", "new", folder, "--family", "qwen2.5-vl", "--size", "72b", "--no-weights").returncode == 0
+    alone = sightline("model", "info", folder).stdout
+    assert "one GPU, 146.8 GB of weights, 320.0 KiB a token" in alone and "141 GB: no" in alone
+    four = sightline("model", "info", folder, "--tensor-parallel-size", "4").stdout
+    assert "4 GPUs, 37.8 GB of weights each, 80.0 KiB a token" in four and ": no" not in four
+    refused = sightline("model", "info", folder, "--tensor-parallel-size", "0")
+    assert refused.returncode == 1 and "tensor_parallel_size is 0" in refused.stderr
 
 
 def test_no_weights_and_dummy(tmp_path: Path) -> None:

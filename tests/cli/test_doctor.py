@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 import sightline
 from sightline.cli import doctor_checks
 from sightline.cli.main import main
-from sightline.engine.load import choose_device
+from sightline.models.device import choose_device
 from sightline.ops.dispatch import OPS
 
 SECTIONS = ["machine", "torch", "attention", "operations", "decoders", "packages", "extras"]
@@ -52,16 +52,18 @@ def test_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.endswith("All that is needed works.\n") and "scaled_dot_product_attention" in said
 
 
-def test_a_twin_is_named_where_it_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_named_where_it_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when the doctor looks at what is registered instead of at what would run."""
     op = OPS["rms_norm"]
-    monkeypatch.setattr(op, "twins", [])
+    monkeypatch.setattr(op, "kernels", [])
     assert doctor_checks._shown(doctor_checks._used("rms_norm")) == doctor_checks.DEFINITION
-    op.twin("never", lambda *args, **kwargs: False)(op.definition)
-    op.twin("always", lambda *args, **kwargs: True)(op.definition)
+    op.kernel("never", lambda *args, **kwargs: False)(op.definition)
+    op.kernel("always", lambda *args, **kwargs: True)(op.definition)
     assert doctor_checks._shown(doctor_checks._used("rms_norm")) == "always"
     once = iter([True])
-    monkeypatch.setattr(op, "twins", [type(op.twins[0])("sometimes", op.definition, lambda *args, **kwargs: next(once, False))])
+    monkeypatch.setattr(
+        op, "kernels", [type(op.kernels[0])("sometimes", op.definition, lambda *args, **kwargs: next(once, False))]
+    )
     shown = doctor_checks._shown(doctor_checks._used("rms_norm"))
     assert "sometimes (1 of " in shown and doctor_checks.DEFINITION in shown
 

@@ -1,4 +1,5 @@
-"""Tests of an engine run twice: step by step; and with steps launched before the last one is read, and images encoded aside.
+"""Tests of an engine run twice: step by step; and with steps launched before the last one is read, and images
+encoded asynchronously.
 
 A CPU is done with a step when it is launched, and would always be read before the next launch. A device that is never done so
 soon is the other extreme: each step takes its newest tokens from where the step before has left them.
@@ -7,9 +8,9 @@ soon is the other extreme: each step takes its newest tokens from where the step
 import pytest
 
 from engine import harness
-from sightline.run.readout import Readout
+from sightline.worker.readout import Readout
 
-BOTH_WAYS = {"test_equality", "test_lifecycle", "test_structured", "test_counting"}
+BOTH_WAYS = {"test_equality", "test_lifecycle", "test_structured", "test_counting", "test_hybrid"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -22,7 +23,7 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     way = getattr(request, "param", None)  # none: the test's file is not among those that run twice
     if way is not None:
         monkeypatch.setattr(harness, "OVERLAP", way)
-        monkeypatch.setattr(harness, "ENCODE_ASIDE", way)
+        monkeypatch.setattr(harness, "ASYNC_ENCODE", way)
     if way:
         monkeypatch.setattr(Readout, "ready", property(lambda _: False))
     return bool(way)

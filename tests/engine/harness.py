@@ -10,13 +10,16 @@ import numpy as np
 import torch
 
 from device import DEVICE
+from engine.instant_decoder import InstantDecoder
 from parity.conversations import picture
 from plain_loop import SingleSequence, encode_items
 from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
-from sightline.engine.engine import Engine, Update
+from sightline.engine.engine import Drafter, Engine, Update
+from sightline.engine.executor import local_worker
+from sightline.engine.load import local_executor, make_engine
 from sightline.llm import LLM
-from sightline.prompt.request import build_request
-from sightline.run.sampling_params import resolve_sampling
+from sightline.sampling_params import resolve_sampling
+from sightline.submission import Submission
 from sightline.types import Completion, Request, SamplingParams
 
 # Small images keep prompts short: a 64 x 96 picture is 6 rows for Qwen3-VL and a few more for the others.
@@ -34,7 +37,7 @@ def request_of(folder: Path, *parts: Any) -> Request:
     """A user turn of strings and pictures."""
     llm = loaded(folder)
     content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
-    return build_request([{"role": "user", "content": content}], template=llm.template, **llm._prompt_arguments())
+    return llm.prompts.chat([{"role": "user", "content": content}])
 
 
 def small_picture(seed: int, width: int = 96, height: int = 64) -> Any:
@@ -54,7 +57,7 @@ class Driver:
         names = ("priority", "cache_salt", "end_tokens", "stop")
         own = {name: options.pop(name) for name in names if name in options}
         params = SamplingParams(**{"max_tokens": tokens, "temperature": 0, **options})
-        return self.engine.add(request, resolve_sampling(params, {}), **{"end_tokens": frozenset(), **own})
+        return self.engine.add(Submission(request, resolve_sampling(params, {}), **own))
 
     def step(self) -> list[Update]:
         updates = self.engine.step()
@@ -77,36 +80,50 @@ class Driver:
 
 
 OVERLAP: bool | None = None  # set by tests/engine/conftest.py, as is the next
-ENCODE_ASIDE: bool | None = None
+ASYNC_ENCODE: bool | None = None
 
 
-def driver(folder: Path, **settings: Any) -> Driver:
+def driver(folder: Path, drafter: Drafter | None = None, threads: bool = False, **settings: Any) -> Driver:
+    """Pixels are there when they are asked for, unless real `threads` decode them."""
     llm = loaded(folder)
-    usual = {"kv_cache_gb": 0.05, "embedding_cache_gb": 0.02, "page_size": 4, "overlap": OVERLAP, "encode_aside": ENCODE_ASIDE}
+    usual = {"kv_cache_gb": 0.05, "embedding_cache_gb": 0.02, "page_size": 4, "overlap": OVERLAP, "async_encode": ASYNC_ENCODE}
     config = EngineConfig(**{**usual, **settings})
-    return Driver(Engine(llm.model, llm.processor, llm.tokenizer, config, llm.max_model_len))
+    executor = local_executor(llm.model, llm.processor, config, llm.max_model_len)
+    engine = make_engine(executor, llm.tokenizer, config, llm.max_model_len, drafter=drafter)
+    if not threads:
+        engine.encoder._decoder.close()
+        engine.encoder._decoder = InstantDecoder()  # type: ignore[assignment]
+    return Driver(engine)
+
+
+def made_engine(llm: LLM, config: EngineConfig, longest: int | None = None) -> Driver:
+    """An engine over a model that is loaded, with real threads that decode. `longest`: tokens of a sequence."""
+    longest = longest or llm.max_model_len
+    executor = local_executor(llm.model, llm.processor, config, longest)
+    return Driver(make_engine(executor, llm.tokenizer, config, longest))
 
 
 def sized_driver(folder: Path, tokens: int, rows: int, **settings: Any) -> Driver:
     """An engine with pages for about `tokens` tokens and blocks for about `rows` rows."""
     made = driver(folder, **settings)
-    engine, memory = made.engine, made.engine.memory
+    engine, worker = made.engine, local_worker(made.engine.executor)
     from sightline.cache.embeddings import EmbeddingCache
     from sightline.cache.pages import PageCache
-    from sightline.run.kv_cache import allocate_pages
-    from sightline.vision.arena import EmbeddingArena
+    from sightline.worker.arena import EmbeddingArena
+    from sightline.worker.caches import allocate_caches
 
     block_rows = 4
     pages, blocks = -(-tokens // engine.config.page_size) + 1, -(-rows // block_rows)
-    spec, rows_now = engine.model.spec, engine.runner.arena.rows
+    spec, rows_now = worker.model.spec, worker.arena.rows
     engine.schedule.pages = PageCache(pages, engine.config.page_size)
     host = int(engine.config.embedding_host_cache_gb * 1024**3)
-    engine.schedule.embeddings = EmbeddingCache(blocks, block_rows, memory.row_bytes, host)
-    engine.runner.embeddings = engine.schedule.embeddings
-    engine.runner.caches = allocate_pages(spec.text, pages, engine.config.page_size, rows_now.device, rows_now.dtype)
+    row_bytes = engine.executor.facts.memory.row_bytes
+    engine.schedule.embeddings = engine.encoder._embeddings = EmbeddingCache(blocks, block_rows, row_bytes, host)
+    worker.caches = allocate_caches(spec.text.layers, pages, engine.config.page_size, 0, rows_now.device, rows_now.dtype)
     # NaN everywhere: a slot or a row that is read before it is written spoils the answer.
-    engine.runner.arena = EmbeddingArena(blocks, block_rows, spec.vision.row_width, rows_now.device, rows_now.dtype)
-    engine.runner.arena.rows.fill_(float("nan"))
+    arena = EmbeddingArena(blocks * block_rows, spec.vision.embedding_width, rows_now.device, rows_now.dtype)
+    worker.arena = worker.encodes._arena = arena
+    worker.arena.rows.fill_(float("nan"))
     return made
 
 

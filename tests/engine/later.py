@@ -1,25 +1,25 @@
-"""What is encoded aside takes its time on a CPU too: the rows are there, and are said to be, some questions later."""
+"""What is encoded on the side stream takes its time on a CPU too: embeddings are there, and are said to be, a while later."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from sightline.cache.embeddings import EmbeddingEntry
-from sightline.run.runner import Runner
+from sightline.worker.arena import EmbeddingArena
+from sightline.worker.encodes import Encodes
 
 
 class Later:
-    """Stands for the event behind an encode on another stream: some questions later the rows are there."""
+    """Stands for the event behind an encode on another stream: some questions later the embeddings are there."""
 
-    def __init__(self, runner: Runner, entries: list[EmbeddingEntry], questions: int) -> None:
-        self._questions, self._arena = questions, runner.arena
-        self._slots = [runner.embeddings.row_slots(entry, 0, entry.rows) for entry in entries]
-        self._rows: list[torch.Tensor] | None = [self._arena.gather(slots).clone() for slots in self._slots]
-        for slots in self._slots:
-            self._arena.rows[slots] = float("nan")
+    def __init__(self, arena: EmbeddingArena, slots: Sequence[NDArray[np.int64]], questions: int) -> None:
+        self._questions, self._arena, self._slots = questions, arena, slots
+        self._rows: list[torch.Tensor] | None = [arena.gather(some).clone() for some in slots]
+        for some in slots:
+            arena.rows[some] = float("nan")
 
     def write(self) -> None:
         """The device is done with it, whether somebody knows or not."""
@@ -39,20 +39,25 @@ class Later:
         return self._questions <= 0
 
 
-def encode_later(runner: Runner, monkeypatch: pytest.MonkeyPatch, questions: Callable[[], int]) -> None:
-    """Makes a runner do so; `questions` says how many it takes of each encode. A GPU is late by itself."""
-    if runner.device.type != "cpu":
+def encode_later(encodes: Encodes, monkeypatch: pytest.MonkeyPatch, questions: Callable[[], int]) -> None:
+    """Makes a worker do so; `questions` says how many it takes of each encode. A GPU is late by itself."""
+    if encodes._device.type != "cpu":
         return
-    encode = runner.encode
+    in_line, embed = encodes._encode_in_line, encodes.embed
 
-    def started(encodes: Any, aside: bool = False) -> Any:
-        if not aside:  # the device would wait for what is aside: both use the tower's buffers
-            for begun in runner._aside:
-                begun.done.write()  # type: ignore[union-attr]
-            return runner._encode(encodes)
-        result = encode(encodes, aside)
-        good = [encode.entry for encode in encodes if encode.entry.key not in result.failures]
-        runner._aside[-1] = replace(runner._aside[-1], done=Later(runner, good, questions()))
-        return result
+    def note_end(encode: Any) -> None:
+        slots = [item.slots for item in encode.given.items if item.key not in encode.failed]
+        encode.done = Later(encodes._arena, slots, questions())
 
-    monkeypatch.setattr(runner, "encode", started)
+    def after_all(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def started(given: Any) -> Any:  # the device would wait for the side stream: both use the tower's buffers
+            for begun in encodes._asynchronous:
+                if begun.done is not None:
+                    begun.done.write()
+            return run(given)
+
+        return started
+
+    monkeypatch.setattr(encodes, "_note_end", note_end)
+    monkeypatch.setattr(encodes, "_encode_in_line", after_all(in_line))
+    monkeypatch.setattr(encodes, "embed", after_all(embed))

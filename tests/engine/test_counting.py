@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from engine.harness import driver, loaded, plain_answer, request_of, sized_driver, small_picture
-from sightline.prompt.request import build_request
 
 
 @pytest.fixture
@@ -25,12 +24,12 @@ def test_a_conversation_encodes_one_image_a_round(folder: Path, page_size: int) 
     for round_number in range(8):
         picture = {"type": "image", "image": small_picture(100 + round_number)}
         messages.append({"role": "user", "content": [picture, {"type": "text", "text": f"Round {round_number}?"}]})
-        request = build_request(messages, template=llm.template, **llm._prompt_arguments())
+        request = llm.prompts.chat(messages)
         assert len(request.items) == round_number + 1
         number = run.add(request, tokens=6)
         run.run()
         assert run.tokens(number) == plain_answer(folder, request, 6)
-        counts = run.engine.runner.counts
+        counts = run.engine.counts
         assert (counts.decoded, counts.encoded) == (round_number + 1, round_number + 1)
         completion = run.completions[number, 0]
         assert (completion.media_items, completion.encoded_items) == (round_number + 1, 1)
@@ -47,14 +46,14 @@ def test_only_images_that_meet_the_chunk_are_on_the_device(folder: Path) -> None
     number = run.add(request)
     most_pinned = 0
     while run.engine.has_work:
-        before = run.engine.runner.counts.encoded
+        before = run.engine.counts.encoded
         chunk_start = run.engine.schedule.running[0].computed if run.engine.schedule.running else 0
         run.step()
-        encoded = run.engine.runner.counts.encoded - before
+        encoded = run.engine.counts.encoded - before
         meeting = sum(span.start < chunk_start + 10 and span.start + span.count > chunk_start for span in request.spans)
         assert encoded <= meeting <= 3  # others may be decoded on the host meanwhile
         most_pinned = max(most_pinned, run.engine.schedule.embeddings.pinned_blocks)
-    counts = run.engine.runner.counts
+    counts = run.engine.counts
     assert counts.peak_items <= 3 and counts.encoded == counts.decoded == 20
     assert run.tokens(number) == plain_answer(folder, request)
 
@@ -69,10 +68,10 @@ def test_five_hundred_images_in_one_request(folder: Path) -> None:
     run = sized_driver(folder, len(request) + 20, arena_rows, max_patches_per_step=budget, max_num_batched_tokens=128)
     number = run.add(request, tokens=2)
     run.run()
-    counts = run.engine.runner.counts
+    counts = run.engine.counts
     assert counts.encoded == 500 and counts.patches == patches
     assert counts.peak_patches <= budget < patches / 10
-    assert run.engine.runner.arena.rows.shape[0] <= arena_rows < rows / 4
+    assert run.engine.executor.worker.arena.rows.shape[0] <= arena_rows < rows / 4
     assert len(run.tokens(number)) == 2
 
 
@@ -86,7 +85,7 @@ def test_ten_times_the_memory(folder: Path) -> None:
     tokens = sum(len(request) + 8 for request in requests)
     rows = sum(item.rows for item in {item.key: item for request in requests for item in request.items}.values())
     run = sized_driver(folder, tokens // 10, rows // 10, max_num_seqs=8, max_num_batched_tokens=64, page_size=4)
-    schedule, caches = run.engine.schedule, run.engine.runner.caches
+    schedule, caches = run.engine.schedule, run.engine.executor.worker.caches
     page_shape = caches[0].keys.shape
     numbers = [run.add(request) for request in requests]
     while run.engine.has_work:
@@ -106,7 +105,7 @@ def test_images_of_queued_requests_are_encoded_ahead(folder: Path) -> None:
         run = driver(folder, max_num_seqs=1, lookahead_patches=patches)
         numbers = [run.add(request) for request in requests]
         run.step()
-        assert (run.engine.runner.counts.encoded == 2) is ahead
+        assert (run.engine.counts.encoded == 2) is ahead
         run.run()
-        assert run.engine.runner.counts.encoded == 2
+        assert run.engine.counts.encoded == 2
         assert [run.tokens(n) for n in numbers] == [plain_answer(folder, r) for r in requests]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.harness import SMALL_IMAGES, Driver, small_picture
+from engine.harness import SMALL_IMAGES, Driver, made_engine, small_picture
 from parity.subject import FAMILIES, Subject
 from plain_loop import SingleSequence, encode_items
 from sightline.config import Config, EngineConfig, ModelConfig
-from sightline.engine.engine import Engine
+from sightline.engine.pack import pack_step
 from sightline.llm import LLM
 from sightline.schedule.plan import plan_step
 from sightline.types import Request
@@ -56,7 +56,7 @@ def plain(llm: LLM, request: Request, count: int) -> list[int]:
 
 def made_driver(llm: LLM, **settings: int) -> Driver:
     config = EngineConfig(kv_cache_gb=0.1, embedding_cache_gb=0.05, **settings)
-    return Driver(Engine(llm.model, llm.processor, llm.tokenizer, config, llm.max_model_len))
+    return made_engine(llm, config)
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 128])
@@ -77,14 +77,18 @@ def test_a_step_does_not_wait_for_the_device(llm: LLM, family: str) -> None:
     other = Subject.request_of(llm, user_turn(small_picture(7, 60, 130), small_picture(8)))
     run.add(other, tokens=4)
     engine = run.engine
+    engine._look_ahead()
     step = plan_step(engine.schedule)
-    rows = [engine._answers[chunk.sequence.id].row for chunk in step.chunks if chunk.samples]
-    assert step.encodes and rows
+    assert step.encodes and any(chunk.samples for chunk in step.chunks)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        failures = engine.runner.encode(step.encodes).failures
-        sampled = engine.runner.compute(step.chunks, rows)
+        engine.encoder.submit(step.encodes)
+        found = engine.encoder.poll()
+        given = pack_step(step, engine._answers, engine.schedule.embeddings)
+        failure = engine.executor.submit(given)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert not failures and sampled is not None and sampled.read().token_ids.shape == (1,)
+    assert failure is None and not any(result.failed or result.again for result in found)
+    output = engine.executor.collect()
+    assert output.failure is None and output.token_ids is not None and output.token_ids.shape == (1,)

@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.harness import SMALL_IMAGES, Driver, small_picture
+from engine.harness import SMALL_IMAGES, Driver, made_engine, small_picture
 from engine.test_gpu import user_turn
 from parity.subject import FAMILIES, Subject
 from sightline.config import Config, EngineConfig, ModelConfig
-from sightline.engine.engine import Engine
+from sightline.encoder.graphs import TowerGraphs
 from sightline.llm import LLM
 from sightline.ops.dispatch import definitions_only
-from sightline.run.step_graphs import Bucket
-from sightline.types import Request
-from sightline.vision.graphs import TowerGraphs
-from sightline.vision.tower_batch import Grid, make_tower_batch
+from sightline.types import Grid, Request
+from sightline.worker.step_graphs import StepBucket
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("family", FAMILIES)]
 SMALL = EngineConfig(kv_cache_gb=0.1, embedding_cache_gb=0.05, warm_up=False)
@@ -35,8 +33,8 @@ def llm(tiny_checkpoints: dict[str, Path], family: str) -> Iterator[LLM]:
 
 def everything_on(llm: LLM, **settings: object) -> Driver:
     chosen = {"tower_graphs": True, "step_graphs": True, "overlap": True, "kv_cache_gb": 0.1, "embedding_cache_gb": 0.05}
-    made = Driver(Engine(llm.model, llm.processor, llm.tokenizer, EngineConfig(**{**chosen, **settings}), llm.max_model_len))
-    for cache in made.engine.runner.caches:  # a slot that is read before it is written spoils the answer
+    made = made_engine(llm, EngineConfig(**{**chosen, **settings}))
+    for cache in made.engine.executor.worker.caches:  # a slot that is read before it is written spoils the answer
         cache.keys.fill_(float("nan"))
         cache.values.fill_(float("nan"))
     return made
@@ -72,7 +70,7 @@ def test_answers_are_right(llm: LLM, family: str, tiny_checkpoints: dict[str, Pa
     exact, rounded = Subject(folder, "cuda", torch.float32), Subject(folder, "cuda", torch.bfloat16)
     for number, request in zip(numbers, requests, strict=True):
         check(exact, rounded, request, run.tokens(number))
-    graphs = run.engine.runner.step_graphs
+    graphs = run.engine.executor.worker.step_graphs
     assert graphs is not None and len(graphs) > 3
     exact.llm.close()
     rounded.llm.close()
@@ -88,8 +86,8 @@ def test_a_prompt_in_a_graph_of_as_many_tokens_as_sequences(llm: LLM, family: st
     requests.append(Subject.request_of(llm, user_turn("x" * 100)))
     numbers.append(run.add(requests[-1], tokens=8))
     run.run()
-    graphs = run.engine.runner.step_graphs
-    assert not run.errors and graphs is not None and Bucket(64, 64, False) in graphs._graphs
+    graphs = run.engine.executor.worker.step_graphs
+    assert not run.errors and graphs is not None and StepBucket(64, 64, False) in graphs._graphs
     folder = tiny_checkpoints[family]
     exact, rounded = Subject(folder, "cuda", torch.float32), Subject(folder, "cuda", torch.bfloat16)
     for number, request in zip(numbers, requests, strict=True):
@@ -114,11 +112,11 @@ def test_tower_graphs_with_flash_attention_beside_decoding(llm: LLM, family: str
     """Mixes of images through graphs equal the tower without them, while another stream decodes; rows that were handed out
     stay as they were."""
     run = everything_on(llm)
-    tower, spec = llm.model.vision, llm.model.spec.vision
-    graphs = run.engine.runner._graphs
+    tower = llm.model.vision
+    graphs = run.engine.executor.worker.encodes._graphs
     assert isinstance(graphs, TowerGraphs)
     generator = torch.Generator().manual_seed(0)
-    width = spec.in_channels * spec.patch_size**2
+    width = llm.model.spec.patch_tower.patch_embed.compact_width
     for request in asked(llm)[2:] * 8:
         run.add(request, tokens=400)
     side, kept = torch.cuda.Stream(), []
@@ -128,7 +126,7 @@ def test_tower_graphs_with_flash_attention_beside_decoding(llm: LLM, family: str
                 (1, 2 * int(h), 2 * int(w)) for h, w in torch.randint(1, 13, (1 + number % 5, 2), generator=generator)
             ]
             patches = [torch.randn(h * w, width, generator=generator).to("cuda", torch.bfloat16) for _, h, w in grids]
-            batch = make_tower_batch(patches, grids, spec, torch.device("cuda"))
+            batch = tower.make_batch(patches, grids)
             expected = tower(batch)
             torch.cuda.synchronize()
             if run.engine.has_work:

@@ -8,7 +8,6 @@ import pytest
 
 from engine.harness import driver, plain_answer, request_of, small_picture
 from sightline.errors import MissingMediaError
-from sightline.run.runner import Encoded
 from sightline.types import Request
 
 
@@ -26,7 +25,7 @@ def test_rows_that_are_cached_answer_it(tiny_checkpoints: dict[str, Path]) -> No
     named = made.add(without_bytes(request))
     made.run()
     assert made.tokens(named) == plain_answer(folder, request)
-    assert made.engine.runner.counts.decoded == 1
+    assert made.engine.counts.decoded == 1
 
 
 def test_without_cached_rows_it_alone_fails(tiny_checkpoints: dict[str, Path]) -> None:
@@ -38,7 +37,7 @@ def test_without_cached_rows_it_alone_fails(tiny_checkpoints: dict[str, Path]) -
     made.run()
     assert isinstance(made.errors[named], MissingMediaError) and "with uuid 'a'" in str(made.errors[named])
     assert made.tokens(good) == plain_answer(folder, other)
-    assert made.engine.runner.counts.decoded == 1, "an item without bytes is not decoded"
+    assert made.engine.counts.decoded == 1, "an item without bytes is not decoded"
 
 
 def test_bytes_of_another_request_serve_it(tiny_checkpoints: dict[str, Path]) -> None:
@@ -65,10 +64,10 @@ def test_who_is_past_an_image_does_not_fail_with_it(tiny_checkpoints: dict[str, 
     made.run(until=lambda: any(sequence.computed >= len(request) for sequence in made.engine.schedule.running))
     made.engine.flush()  # its rows are gone, but not the pages that it uses
 
-    def fails(*_: Any) -> Encoded:
+    def fails(*_: Any) -> Any:
         raise ValueError("no")
 
-    made.engine.runner.encode = fails  # type: ignore[method-assign]
+    made.engine.executor.worker.encodes.encode_patches = fails  # type: ignore[method-assign]
     second = made.add(request, tokens=8, cache_salt=salt)
     made.run()
     assert made.tokens(first) == plain_answer(folder, request)

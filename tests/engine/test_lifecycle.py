@@ -10,8 +10,9 @@ import torch
 from engine.harness import Driver, driver, loaded, plain_answer, request_of, sized_driver, small_picture
 from oracle import oracle
 from sightline.errors import MediaError, PromptError
+from sightline.grammar.compile import compile_grammar
 from sightline.timing import StageClock
-from sightline.types import Request
+from sightline.types import Request, StructuredOutput
 
 
 @pytest.fixture
@@ -44,6 +45,37 @@ def test_abort_in_each_state(folder: Path, steps: int) -> None:
     run.run()
     assert run.tokens(kept) == plain_answer(folder, other)
     assert (doomed, 0) not in run.completions
+    assert_nothing_held(run)
+
+
+def test_without_a_cache_embeddings_go_with_the_last_request_that_needs_them(folder: Path) -> None:
+    """Red when embedding_cache_gb 0 refuses to start, keeps anything for later, or forgets what another request still needs."""
+    shared = small_picture(4)
+    long, short = request_of(folder, "one ", shared, " and more of it"), request_of(folder, "two ", shared)
+    run = driver(folder, embedding_cache_gb=0, enable_prefix_caching=False)
+    first, second = run.add(long, tokens=8), run.add(short, tokens=2)
+    run.run(until=lambda: (second, 0) in run.completions)
+    assert (first, 0) not in run.completions and run.engine.schedule.embeddings.used_blocks > 0
+    run.run()
+    assert (run.engine.schedule.embeddings.misses, run.engine.schedule.embeddings.used_blocks) == (1, 0)
+    again = run.add(short)
+    run.run()
+    assert run.completions[again, 0].encoded_items == 1 and run.tokens(again) == plain_answer(folder, short)
+    assert (run.engine.schedule.embeddings.misses, run.engine.schedule.embeddings.used_blocks) == (2, 0)
+    assert_nothing_held(run)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_without_a_cache_an_abort_leaves_no_embeddings(folder: Path, steps: int) -> None:
+    """Red when an item stays that was still being encoded when its only request went."""
+    run = driver(folder, embedding_cache_gb=0, max_num_batched_tokens=9)
+    doomed = run.add(request_of(folder, "abort me ", small_picture(1), " please, whenever"))
+    for _ in range(steps):
+        run.step()
+    run.engine.abort(doomed)
+    other = run.add(request_of(folder, "stay"))
+    run.run()
+    assert run.tokens(other) and run.engine.schedule.embeddings.used_blocks == 0
     assert_nothing_held(run)
 
 
@@ -81,12 +113,14 @@ def test_a_failing_step_costs_its_requests_not_the_engine(folder: Path, monkeypa
     run = driver(folder)
     number = run.add(request)
     with monkeypatch.context() as patch:
-        patch.setattr(run.engine.runner, "compute", lambda *_: (_ for _ in ()).throw(RuntimeError("device lost")))
+        patch.setattr(run.engine.executor.worker, "_forward", lambda *_: (_ for _ in ()).throw(RuntimeError("device lost")))
         run.step()
     assert isinstance(run.errors[number], RuntimeError)
     assert_nothing_held(run)
     with monkeypatch.context() as patch:
-        patch.setattr(run.engine.runner, "encode_patches", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        patch.setattr(
+            run.engine.executor.worker.encodes, "encode_patches", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory"))
+        )
         other = run.add(request_of(folder, "fails too ", small_picture(5)))
         run.step()
     assert isinstance(run.errors[other], RuntimeError)
@@ -108,7 +142,7 @@ def test_what_can_never_fit_is_refused(folder: Path) -> None:
 
 
 def test_n_answers_share_the_prompt(folder: Path) -> None:
-    """The prompt is computed once but for its last page; each answer has its own luck. Red when followers do not wait."""
+    """The prompt is computed once but for its last page; each answer has its own seed. Red when followers do not wait."""
     request = request_of(folder, "Dice, please: ", small_picture(7))
     run = driver(folder, page_size=4)
     number = run.add(request, tokens=20, n=4, temperature=1.0, seed=5)
@@ -117,7 +151,7 @@ def test_n_answers_share_the_prompt(folder: Path) -> None:
     answers = [run.tokens(number, index) for index in range(4)]
     assert len({tuple(answer) for answer in answers}) == 4
     assert answers[0] == run.tokens(alone)
-    prompt_tokens = run.engine.runner.counts.tokens - 5 * 19
+    prompt_tokens = run.engine.counts.tokens - 5 * 19
     assert prompt_tokens <= 2 * len(request) + 3 * 4
     assert_nothing_held(run)
 
@@ -157,7 +191,7 @@ def test_logprobs_are_transformers(folder: Path) -> None:
     assert not run.completions[plain, 0].logprobs
     reference = oracle(folder, "qwen3-vl")
     (item,) = request.items
-    from sightline.vision.patches import make_patches
+    from file_patches import make_patches
 
     full = make_patches(item, loaded(folder).processor.image, torch.device("cpu"), torch.float32, compact=False)
     rows = reference.rows(full, torch.tensor([item.grid]))
@@ -235,13 +269,16 @@ def test_the_prompt_alone_counts_as_prefill(folder: Path, monkeypatch: pytest.Mo
     run.add(request)
     run.run()
     assert [stage for stage in told if stage != "steps"] == ["prefill", "prefill"]
-    assert told.count("steps") == run.engine.runner.counts.steps > 2, "every step counts once as the device's work"
+    assert told.count("steps") == run.engine.counts.steps > 2, "every step counts once as the device's work"
     assert run.engine.busy.seconds.keys() == {"steps"} and run.engine.busy.seconds["steps"] > 0
 
 
 def test_with_overlap_tokens_are_told_a_step_late(folder: Path, overlap: bool) -> None:
     """Red when overlap is given up where nothing forbids it, or kept where the next token depends on what the host knows."""
-    for options, late in (({}, True), ({"repetition_penalty": 1.2}, False), ({"frequency_penalty": 0.1}, False)):
+    form = StructuredOutput("regex", "[a-z]{9}")
+    ways = ({}, True), ({"repetition_penalty": 1.2}, True), ({"frequency_penalty": 0.1}, True), ({"structured": form}, False)
+    for options, late in ways:
+        compile_grammar(form, loaded(folder).tokenizer)  # so that nobody waits for it
         run = driver(folder)
         run.add(request_of(folder, "Soon."), tokens=3, **options)
         told = [len(run.step()) for _ in range(4)]
@@ -251,12 +288,13 @@ def test_with_overlap_tokens_are_told_a_step_late(folder: Path, overlap: bool) -
 
 @pytest.mark.parametrize("tokens", range(1, 7))
 def test_all_that_is_computed_is_shared_and_nothing_is_computed_in_vain(folder: Path, tokens: int) -> None:
-    """The last token of an answer is never computed, all before it are, once, and full pages of them stay. Red when a token
-    after the last is computed because the last was in flight, or when a page that fills up late is not kept."""
+    """The last token of an answer is never computed, all before it are, once. Their pages stay, one that is not full, too, if
+    it has two tokens or more. Red when a token after the last is computed because the last was in flight, or when a page that
+    fills up late is not kept."""
     request = request_of(folder, "Pages of four.")
     run = driver(folder, page_size=4)
     run.add(request, tokens=tokens)
     run.run()
     computed = len(request) + tokens - 1
-    assert run.engine.runner.counts.tokens == computed
-    assert run.engine.schedule.pages.tree_pages == computed // 4
+    assert run.engine.counts.tokens == computed
+    assert run.engine.schedule.pages.tree_pages == computed // 4 + (computed % 4 > 1)

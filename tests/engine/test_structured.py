@@ -12,11 +12,12 @@ import pytest
 
 import assets
 from engine.harness import Driver, driver, loaded, request_of, sized_driver, small_picture
-from sightline.engine import forming
+from sightline.engine import pending_grammars
 from sightline.errors import PromptError
 from sightline.llm import LLM
 from sightline.models.create import create_checkpoint
-from sightline.prompt.byte_tokenizer import special_tokens, write_byte_tokenizer
+from sightline.models.families.qwen3_vl import FAMILY
+from sightline.prompt.byte_tokenizer import write_byte_tokenizer
 from sightline.types import Completion, SamplingParams, StructuredOutput
 
 SIGN = {
@@ -89,8 +90,8 @@ def test_schemas_at_high_temperature(folder: Path) -> None:
     assert len(done) >= 30 and len({answer.text for answer in done}) == len(done)
 
 
-KINDS: list[tuple[Any, Any, Any]] = [
-    ("json_object", "", lambda text: isinstance(json.loads(text), dict)),
+KINDS: list[Any] = [
+    pytest.param("json_object", "", lambda text: isinstance(json.loads(text), dict), marks=pytest.mark.slow),
     ("regex", r"[a-f]{3,9}-\d+(é|漢|🦙){2}", lambda text: re.fullmatch(r"[a-f]{3,9}-[0-9]+(é|漢|🦙){2}", text)),
     ("json_schema", {"enum": ["yes", "no", "möglich 可能"]}, lambda text: json.loads(text) in ("yes", "no", "möglich 可能")),
     ("json_schema", {"type": "string", "minLength": 3, "maxLength": 8}, lambda text: 3 <= len(json.loads(text)) <= 8),
@@ -121,7 +122,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A tiny model with 151,936 columns of logits: a byte tokenizer with published ids, or a published tokenizer."""
     folder = tmp_path_factory.mktemp("large") / "model"
     create_checkpoint(folder, "qwen3-vl", "tiny", weights=False)
-    before, after = special_tokens("qwen3-vl", 256), special_tokens("qwen3-vl")
+    before, after = FAMILY.special_tokens.ids(256), FAMILY.special_tokens.ids()
     moved = {before[name]: token for name, token in after.items()}
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text())
@@ -275,13 +276,13 @@ def test_logprobs_are_the_model_s_own(folder: Path) -> None:
 def test_abort_and_refusal_while_compiling(folder: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool) -> None:
     """A slow grammar holds up nobody; its request can be aborted; what cannot be compiled fails alone."""
     go_on = threading.Event()
-    compile_now = forming.compile_grammar
+    compile_now = pending_grammars.compile_grammar
 
     def compile_slowly(structured: StructuredOutput, tokenizer: Any) -> Any:
         assert go_on.wait(60)
         return compile_now(structured, tokenizer)
 
-    monkeypatch.setattr(forming, "compile_grammar", compile_slowly)
+    monkeypatch.setattr(pending_grammars, "compile_grammar", compile_slowly)
     run = driver(folder)
     doomed = ask(run, folder, "x", structured=form("regex", f"slow1{overlap}"))  # compiled by no test before
     kept = ask(run, folder, "x", structured=form("regex", f"slow2{overlap}"), n=2)
@@ -305,12 +306,25 @@ def test_a_dead_end_fails_its_request_alone(folder: Path, which: int) -> None:
     stuck = ask(run, folder, "x", structured=form("regex", "ab*c"), n=2)
     fine = ask(run, folder, "x", structured=form("regex", "[ab]{20}"))
     answers = run.engine._requests[stuck]
-    run.run(until=lambda: all(answer.row.grammar is not None for answer in answers))
-    answers[which].row.grammar.advance(ord("?"))  # as if a token had come that the grammar does not know
+    run.run(until=lambda: all(answer.grammar is not None for answer in answers))
+    answers[which].grammar.advance(ord("?"))  # as if a token had come that the grammar does not know
     run.run()
     assert isinstance(run.errors[stuck], PromptError) and "form asked for" in str(run.errors[stuck])
     assert re.fullmatch("[ab]{20}", run.completions[fine, 0].text)
     assert not run.engine.has_work and run.engine.schedule.pages.private_pages == 0
+
+
+def test_masks_that_cannot_be_made_cost_their_requests_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when an exception of the library ends the engine, or an answer without a form."""
+    run = driver(folder)
+    formed = ask(run, folder, "x", structured=form("regex", "[ab]{20}"))
+    plain = ask(run, folder, "x")
+    with monkeypatch.context() as patch:
+        patch.setattr("sightline.engine.engine.allowed_tokens", lambda *_: (_ for _ in ()).throw(RuntimeError("torn")))
+        run.run(until=lambda: formed in run.errors)
+    assert "torn" in str(run.errors[formed])
+    run.run()
+    assert (plain, 0) in run.completions and not run.engine.has_work
 
 
 def test_engines_may_share_a_tokenizer(folder: Path) -> None:

@@ -7,22 +7,33 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Reply = tuple[int, Any]  # status, and JSON or bytes
+StubReply = tuple[int, Any]  # status, and JSON or bytes
 
 
-def completion(text: str | None, reason: str = "stop") -> Reply:
+def completion(text: str | None, reason: str = "stop") -> StubReply:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
     return 200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
 
 
-def error(status: int, message: str) -> Reply:
+def stream(*chunks: dict[str, Any]) -> StubReply:
+    """These events; a chunk of text is {"text": …}, and its end {"reason": …}."""
+    events = []
+    for chunk in chunks:
+        if "text" in chunk or "reason" in chunk:
+            delta = {"content": chunk["text"]} if "text" in chunk else {}
+            chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": chunk.get("reason")}]}
+        events.append(json.dumps(chunk))
+    return 200, "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
+
+
+def error(status: int, message: str) -> StubReply:
     return status, {"error": {"message": message, "type": "invalid_request_error", "code": status}}
 
 
 class StubServer:
     """`answer` gets the body of each chat request; `models` are what /v1/models lists."""
 
-    def __init__(self, answer: Callable[[dict[str, Any]], Reply], models: tuple[str, ...] = ("stub",)) -> None:
+    def __init__(self, answer: Callable[[dict[str, Any]], StubReply], models: tuple[str, ...] = ("stub",)) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.most_at_once = 0
@@ -54,11 +65,11 @@ class StubServer:
                         outer._at_once -= 1
                 self._reply(reply)
 
-            def _reply(self, reply: Reply) -> None:
+            def _reply(self, reply: StubReply) -> None:
                 status, content = reply
                 encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", "text/event-stream" if encoded.startswith(b"data:") else "application/json")
                 self.send_header("Content-Length", str(len(encoded)))
                 self.end_headers()
                 with contextlib.suppress(OSError):
@@ -78,7 +89,7 @@ class StubServer:
 
 
 @contextlib.contextmanager
-def stub(answer: Callable[[dict[str, Any]], Reply], models: tuple[str, ...] = ("stub",)) -> Iterator[StubServer]:
+def stub(answer: Callable[[dict[str, Any]], StubReply], models: tuple[str, ...] = ("stub",)) -> Iterator[StubServer]:
     server = StubServer(answer, models)
     try:
         yield server

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from file_patches import make_patches
 from oracle import Oracle, oracle
 from sightline import LLM, SamplingParams
 from sightline.evals.signs import SKILL_NAMES, make_example
@@ -10,8 +11,6 @@ from sightline.evals.signs.conversation import Conversation, conversations
 from sightline.evals.signs.evaluate import evaluate
 from sightline.evals.signs.optimisations import OPTIMISATIONS
 from sightline.models.locate import EMBEDDED
-from sightline.prompt.request import build_request
-from sightline.vision.patches import make_patches
 
 
 def questions(count: int, first: int = 50_000) -> list[tuple[str, Conversation]]:
@@ -29,14 +28,7 @@ def reference_tokens(reference: Oracle, llm: LLM, conversation: Conversation, co
     parts = conversation[0]["content"]
     if all(part["type"] != "video" for part in parts):
         return reference.greedy(reference.inputs(conversation), count)
-    request = build_request(
-        conversation,
-        template=llm.template,
-        tokenizer=llm.tokenizer,
-        spec=llm.spec,
-        processor=llm.processor,
-        limits=llm.config.media,
-    )
+    request = llm.prompts.chat(conversation)
     (item,) = request.items
     patches = make_patches(item, llm.processor.video, torch.device("cpu"), torch.float32, compact=False)
     rows = reference.rows(patches, torch.tensor([item.grid]))

@@ -19,9 +19,8 @@ from sightline.evals.signs.conversation import conversations, encode_clip
 from sightline.evals.signs.evaluate import as_json, evaluate, failure_lines
 from sightline.evals.signs.seen import changes, clip_header
 from sightline.media.decode import decode_video
-from sightline.media.sampling import sample_frames
 from sightline.media.source import load_video
-from sightline.models.families import read_model_spec, read_processor_spec
+from sightline.models.registry import read_model_spec, read_processor_spec
 from sightline.types import Completion, SamplingParams
 
 
@@ -112,13 +111,13 @@ def test_clips_are_encoded_without_loss() -> None:
         assert np.array_equal(decode_video(ref, range(len(example.frames))), example.frames)
 
 
-@pytest.mark.parametrize("family", ["qwen3-vl", "qwen2.5-vl", "glm-4.1v"])
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen2.5-vl", "glm-4.1v", "glm-4.6v-flash"])
 def test_every_family_sees_each_frame_once(tiny_checkpoints: dict[str, Path], family: str) -> None:
     """Red if the clips' rate no longer fits the sampling rules."""
     folder = tiny_checkpoints[family]
     processor = read_processor_spec(folder, read_model_spec(folder), MediaConfig())
     for count in FRAME_COUNTS:
-        assert sample_frames(processor.video, clip_header(count)).indices == tuple(range(count))
+        assert processor.layout(clip_header(count)).frame_indices == tuple(range(count))
     assert not any("takes" in change for change in changes(processor))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from evals.published_data import png
 from sightline.errors import ConfigError, MediaError
-from sightline.evals.answerer import Answer, AnswererGone
+from sightline.evals.answerer import AnswererGone, ModelAnswer
 from sightline.evals.conversation import Conversation, user_message
 from sightline.evals.report import failed, group_scores, remarks, summary, table
 from sightline.evals.run import run_task, sampling_of
@@ -28,10 +28,10 @@ class Scripted:
         self.about = WHO
         self._answer = answer
 
-    def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> Answer:
+    def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> ModelAnswer:
         question = conversation[-1]["content"][-1]["text"]
         self.asked.append(question)
-        return Answer(self._answer(question), "stop", 3, 1)
+        return ModelAnswer(self._answer(question), "stop", 3, 1)
 
     def close(self) -> None:
         pass
@@ -271,8 +271,8 @@ def test_scores_between_0_and_1() -> None:
 
 def test_notes_and_cut_off_answers_are_counted() -> None:
     class Short(Scripted):
-        def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> Answer:
-            return Answer("x", "length", 1, 1)
+        def ask(self, conversation: Conversation, sampling: Mapping[str, Any]) -> ModelAnswer:
+            return ModelAnswer("x", "length", 1, 1)
 
     task = make_task(2)
     scored = [Sample(s.id, s.groups, "", s.conversation, "", lambda _: Verdict(0, "A", "was guessed")) for s in task.samples()]

@@ -121,10 +121,16 @@ def test_the_states_of_answers_are_their_own() -> None:
 
 
 def test_white_space_in_json_is_bounded() -> None:
-    """Red when a model that likes white space could write it until max_tokens. A schema's own settings do not count."""
+    """Red when a model that likes white space could write it until max_tokens, or at all where it was not asked for. A schema's
+    own settings do not count."""
     tokenizer = bytes_only()
+    matcher = compile_grammar(StructuredOutput("json_schema", '{"type": "object"}'), tokenizer).matcher(frozenset())
+    for char in '{"a":1,"b":2':
+        assert not {ord(" "), ord("\n")} & set(allowed_ids(matcher, 300)) or char in 'ab"'
+        matcher.advance(ord(char))
     for text in ('{"type": "object"}', '{"type": "object", "x-guidance": {"whitespace_pattern": "[ ]+"}}'):
-        matcher = compile_grammar(StructuredOutput("json_schema", text), tokenizer).matcher(frozenset())
+        form = StructuredOutput("json_schema", text, white_space=True)
+        matcher = compile_grammar(form, tokenizer).matcher(frozenset())
         for char in '{"a"\n' + " " * 32:
             assert ord(char) in allowed_ids(matcher, 300)
             matcher.advance(ord(char))

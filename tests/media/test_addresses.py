@@ -1,15 +1,12 @@
 """Which addresses are public, which texts are host names."""
 
-import asyncio
 import ipaddress
-import socket
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.media.addresses import is_plain_name, is_public, literal_address, look_up
+from sightline.media.addresses import is_plain_name, is_public, literal_address
 
 PUBLIC = """
 8.8.8.8 93.184.216.34 1.1.1.1 172.15.255.255 172.32.0.1 2606:4700:4700::1111 2a00:1450:4001:81b::200e ::ffff:8.8.8.8
@@ -64,17 +61,3 @@ def test_plain_names(name: str) -> None:
 )
 def test_odd_names(name: str) -> None:
     assert not is_plain_name(name)
-
-
-# Red if names are looked up on the event loop or in the threads of other work, or an address is given twice.
-def test_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asyncio.run(look_up("127.0.0.1", 80)) == ["127.0.0.1"]
-    threads = []
-
-    def twice(host: str, port: int, **_: object) -> list:
-        threads.append(threading.current_thread().name)
-        return [(2, 1, 6, "", ("10.0.0.1", port)), (2, 1, 17, "", ("10.0.0.1", port)), (10, 1, 6, "", ("::1", port, 0, 0))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", twice)
-    assert asyncio.run(look_up("host.example", 80)) == ["10.0.0.1", "::1"]
-    assert threads[0].startswith("sightline-dns")

@@ -4,15 +4,19 @@ import dataclasses
 import io
 
 import av
+import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 
 import torchvision_on_cpu
 from assets import asset_files
 from media.pictures import encoded, exif, noise, picture, video
 from sightline.config import MediaConfig
 from sightline.errors import MediaError
-from sightline.media.decode import decode_image, decode_video, video_frames
+from sightline.media import decode
+from sightline.media.decode import decode_image, decode_image_resized, decode_video, video_frames
+from sightline.media.decoder_errors import DecodeCancelled
 from sightline.media.source import load_image, load_video
 from sightline.types import MediaRef
 
@@ -68,12 +72,59 @@ def test_truncated_images_are_refused(file_format: str) -> None:
 # Red if pixels of another size than the header promised get into patches made for the header's.
 def test_pixels_must_have_the_size_of_the_header() -> None:
     ref = load_image(encoded(picture(), "PNG"), ANY)
-    wrong = dataclasses.replace(ref, header=dataclasses.replace(ref.header, width=23))
+    wrong = dataclasses.replace(ref, header=msgspec.structs.replace(ref.header, width=23))
     with pytest.raises(MediaError, match="it decodes to 22x14 pixels, but its header says 23x14"):
         decode_image(wrong)
 
 
+class After:
+    """Says that a decode is cancelled once it was asked so often."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+# Red if a decode that nobody wants goes on to the end of its file, or is told as the fault of the file.
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "BMP", "TIFF"])
+def test_images_can_be_cancelled_between_blocks(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = load_image(
+        encoded(picture(height=600, width=700), file_format, **({"quality": 98} if file_format == "JPEG" else {})), ANY
+    )
+    asked = After(10**9)
+    decode_image(ref, asked)
+    questions = 10**9 - asked.left
+    assert questions > 5
+    for count in (0, 1, questions - 1):
+        with pytest.raises(DecodeCancelled):
+            decode_image(ref, After(count))
+    decode_image(ref, After(questions))
+
+
+# Red if strips of a large picture are put together wrongly, or a picture that is resized at once is another.
+def test_large_pictures_are_copied_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = load_image(encoded(picture(height=101, width=37), "PNG", exif=exif(6)), ANY)
+    whole = decode_image(ref)
+    monkeypatch.setattr(decode, "_STRIP_PIXELS", 1500)
+    assert np.array_equal(decode_image(ref), whole)
+    with pytest.raises(DecodeCancelled):
+        decode_image(ref, After(10))
+    resized = Image.fromarray(whole).resize((50, 20), Image.Resampling.BICUBIC)
+    assert np.array_equal(decode_image_resized(ref, 20, 50), np.asarray(resized))
+
+
 # ---- Videos
+
+
+# Red if a video that nobody wants is decoded to its last frame.
+def test_videos_can_be_cancelled_between_packets() -> None:
+    frames = video_frames(clip(9), [0, 8], After(4))
+    assert np.array_equal(next(frames), noise(48, 64, 0))
+    with pytest.raises(DecodeCancelled):
+        next(frames)
 
 
 def clip(frames: int = 5, **options) -> MediaRef:
@@ -99,7 +150,7 @@ def test_decoding_stops_after_the_last_frame() -> None:
 # Red if missing frames are made up or dropped silently.
 def test_missing_frames_are_an_error_that_names_both_counts() -> None:
     ref = clip()
-    promising = dataclasses.replace(ref, header=dataclasses.replace(ref.header, frame_count=10))
+    promising = dataclasses.replace(ref, header=msgspec.structs.replace(ref.header, frame_count=10))
     with pytest.raises(MediaError, match="it promises 10 frames and only 5 can be decoded"):
         decode_video(promising, [0, 9])
 
@@ -107,7 +158,7 @@ def test_missing_frames_are_an_error_that_names_both_counts() -> None:
 # Red if a frame of another size is squeezed into the array.
 def test_frames_must_have_the_size_of_the_header() -> None:
     ref = clip()
-    wrong = dataclasses.replace(ref, header=dataclasses.replace(ref.header, height=50))
+    wrong = dataclasses.replace(ref, header=msgspec.structs.replace(ref.header, height=50))
     with pytest.raises(MediaError, match="frame 0 has 64x48 pixels, but the header says 64x50"):
         decode_video(wrong, [0])
 

@@ -13,7 +13,7 @@ from sightline.config import MediaConfig
 from sightline.errors import MediaError
 from sightline.media.digests import Digester
 from sightline.media.limits import RequestBudget
-from sightline.media.source import load_ref, load_refs
+from sightline.media.source import load_all, load_image
 from sightline.timing import StageClock
 
 FILES = [bytes([number]) * size for number, size in enumerate((900_000, 0, 5, 300_000, 300_001, 299_999, 1_000_000, 17))]
@@ -64,9 +64,10 @@ def test_files_of_a_request_are_loaded_as_one_by_one(threads: int) -> None:
     limits, digester = MediaConfig(), Digester(threads)
     urls = [image_url(shade) for shade in range(5)]
     clock = StageClock()
-    found = load_refs([("image", url) for url in urls], limits, clock, RequestBudget(limits), digester)
-    assert found == [load_ref("image", url, limits) for url in urls]
+    found = load_all([("image", url, "") for url in urls], limits, clock, RequestBudget(limits), digester)
+    assert found == [[load_image(url, limits)] for url in urls]
     assert set(clock.seconds) == {"fetch", "header"}
     with pytest.raises(MediaError, match="cannot be read"):
-        load_refs([("image", urls[0]), ("image", "data:image/png;base64,QUJD")], limits, clock, RequestBudget(limits), digester)
+        sources = [("image", url, "") for url in (urls[0], "data:image/png;base64,QUJD")]
+        load_all(sources, limits, clock, RequestBudget(limits), digester)
     digester.close()

@@ -64,7 +64,7 @@ def test_ways_out(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -
     (allowed / "twice.jpg").symlink_to("out.jpg")
     (allowed / "dangling.jpg").symlink_to(beside / "missing.jpg")
     (allowed / "process").symlink_to("/proc/self")
-    outside = f"cannot be read: it is outside {allowed} (allowed_local_media_path)."
+    outside = "cannot be read: it is outside the folder of allowed_local_media_path."
     for path in (
         beside / "a.jpg",
         f"{allowed}/../media-private/a.jpg",
@@ -119,7 +119,7 @@ def test_only_ordinary_files(folders: tuple[Path, Path]) -> None:
     "path", ["/proc/self/environ", "/proc/self/maps", "/proc/kmsg", "/proc/1/cmdline", "/sys/kernel/uevent_seqnum"]
 )
 def test_files_of_the_kernel(path: str) -> None:
-    refused(path, "cannot be read: it is outside / (allowed_local_media_path).")
+    refused(path, "cannot be read: it is outside the folder of allowed_local_media_path.")
 
 
 # Red if a folder that becomes a link between the check and the opening is followed.
@@ -207,7 +207,7 @@ def test_encoded_dots_do_not_lead_out(folders: tuple[Path, Path]) -> None:
     allowed, _ = folders
     limits = MediaConfig(allowed_local_media_path=str(allowed))
     for text in (f"file://{allowed}/%2e%2e/media-private/a.jpg", f"file://{allowed}/..%2Fmedia-private/a.jpg"):
-        with pytest.raises(MediaError, match=r"it is outside .* \(allowed_local_media_path\)\.$"):
+        with pytest.raises(MediaError, match=r"it is outside the folder of allowed_local_media_path\.$"):
             load_image(text, limits)
     with pytest.raises(MediaError, match="No such file or directory"):
         load_image(f"file://{allowed}/%252e%252e/media-private/a.jpg", limits)

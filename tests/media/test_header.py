@@ -39,6 +39,39 @@ def check_size(data: bytes, orientation: int) -> None:
     assert header.orientation == orientation
 
 
+# Red if what decoding costs is read wrongly from a header: channels, their bits, scans.
+@pytest.mark.parametrize(
+    ("mode", "file_format", "options", "channels", "scans"),
+    [
+        ("RGB", "JPEG", {}, 3, 1),
+        ("RGB", "JPEG", {"progressive": True}, 3, 10),
+        ("L", "JPEG", {"progressive": True}, 1, 6),
+        ("CMYK", "JPEG", {}, 4, 1),
+        ("1", "PNG", {}, 1, 1),
+        ("P", "PNG", {}, 1, 1),
+        ("LA", "PNG", {}, 2, 1),
+        ("RGBA", "PNG", {}, 4, 1),
+        ("I;16", "PNG", {}, 2, 1),
+        ("I;16", "TIFF", {}, 2, 1),
+        ("RGB", "TIFF", {}, 3, 1),
+        ("RGBA", "WEBP", {}, 4, 1),
+    ],
+)
+def test_channels_and_scans(mode: str, file_format: str, options: dict[str, object], channels: int, scans: int) -> None:
+    header = read_image_header(encoded(picture(mode), file_format, **options), "test")
+    assert (header.channels, header.scans) == (channels, scans)
+
+
+# Red if 16 bits a channel, which Pillow gives as 8, are counted as 8.
+def test_channels_of_16_bits() -> None:
+    ihdr = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 16, 6, 0, 0, 0)
+    pixels = zlib.compress(bytes(HEIGHT * (1 + 8 * WIDTH)))
+    chunks = [(b"IHDR", ihdr), (b"IDAT", pixels), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+    assert read_image_header(data, "test").channels == 8
+    assert decode_image(load_image(data, MediaConfig())).shape == (HEIGHT, WIDTH, 3)
+
+
 def png_chunk(name: bytes, payload: bytes) -> bytes:
     return struct.pack(">I4s", len(payload), name) + payload + struct.pack(">I", zlib.crc32(name + payload))
 

@@ -1,5 +1,6 @@
 """Files that are made to cost: headers without end, pictures of countless scans, and good files damaged at random."""
 
+import io
 import json
 import os
 import struct
@@ -8,20 +9,24 @@ import sys
 import time
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
+import av
 import pytest
 from PIL import Image, features
 
 import assets
 from media.pictures import encoded, exif, picture, video
 from sightline.config import MediaConfig
+from sightline.engine.messages import EngineFailure
 from sightline.errors import MediaError
 from sightline.media import pillow
 from sightline.media.decode import decode_image
 from sightline.media.header import read_image_header
-from sightline.media.jpeg import MAX_EXIF_SEGMENTS, MAX_SCANS, MAX_SEGMENTS, check_scans
+from sightline.media.jpeg import MAX_EXIF_SEGMENTS, MAX_SCANS, MAX_SEGMENTS, count_scans
 from sightline.media.source import load_image, load_video
+from sightline.server.errors import failed
 
 MEGABYTE = 1_000_000
 JPEG = encoded(picture(), "JPEG", exif=exif(6))
@@ -43,6 +48,23 @@ def chunk(name: bytes, payload: bytes) -> bytes:
 def png_with(chunks: bytes) -> bytes:
     data = encoded(picture(), "PNG")
     return data[:33] + chunks + data[33:]
+
+
+def test_messages_name_no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when what a decoder says of an object of this process is repeated: where it lies is of use to whoever attacks the
+    decoder next (CVE-2026-22778)."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(f"cannot read {io.BytesIO()!r} by {fail!r}")
+
+    for opened, load, data in ((pillow.Image, load_image, JPEG), (av, load_video, video())):
+        with monkeypatch.context() as patched:
+            patched.setattr(opened, "open", fail)
+            with pytest.raises(MediaError, match=r"cannot read <_io.BytesIO object> by <function") as caught:
+                load(data, MediaConfig())
+            assert "0x" not in str(caught.value)
+    said = failed(EngineFailure("internal", f"The engine failed with ValueError: {io.BytesIO()!r}")).message
+    assert said == "The engine failed with ValueError: <_io.BytesIO object>"
 
 
 def gif_with(blocks: bytes) -> bytes:
@@ -200,11 +222,28 @@ def test_scans() -> None:
     honest = encoded(picture(height=64, width=64), "JPEG", progressive=True)
     assert 5 < scans_of(honest) < 20
     assert decode_image(load_image(honest, MediaConfig())).shape == (64, 64, 3)
-    check_scans(many_scans(MAX_SCANS), "X")
+    assert count_scans(many_scans(MAX_SCANS), "X") == load_image(many_scans(MAX_SCANS), MediaConfig()).header.scans == MAX_SCANS
     data = many_scans(5000)
-    with pytest.raises(MediaError) as caught:
-        decode_image(load_image(data, MediaConfig()))
-    assert str(caught.value) == f"Image <bytes> cannot be read: its JPEG file has more than {MAX_SCANS} scans."
+    for look in (
+        lambda: load_image(data, MediaConfig()),
+        lambda: decode_image(replace(load_image(JPEG, MediaConfig()), data=data)),
+    ):
+        with pytest.raises(MediaError) as caught:
+            look()
+        assert str(caught.value) == f"Image <bytes> cannot be read: its JPEG file has more than {MAX_SCANS} scans."
+
+
+# Red if millions of empty segments between scans are walked over one by one.
+def test_segments_between_scans() -> None:
+    several = many_scans(3)
+    data = several[:-2] + segment(0xFE, b"") * 5000 + several[-2:]
+    with pytest.raises(MediaError, match=r"^Image X cannot be read: its JPEG file has more than 4,096 segments\.$"):
+        read_image_header(data, "X")
+
+
+# Red if a file of which libjpeg reads the first scan alone is walked over to its end, or is said to have more.
+def test_a_baseline_file_with_all_in_one_scan_has_one() -> None:
+    assert count_scans(JPEG[:-2] + JPEG[JPEG.index(b"\xff\xda") :], "X") == 1
 
 
 # Red if bytes that only look like scans are counted: in metadata, and behind the picture, where phones keep a video.
@@ -212,6 +251,7 @@ def test_what_looks_like_scans() -> None:
     looks = b"\xff\xda" * 1000
     for data in (jpeg_with(segment(0xEF, looks)), JPEG + looks):
         assert scans_of(data) > MAX_SCANS
+        assert load_image(data, MediaConfig()).header.scans == 1
         assert decode_image(load_image(data, MediaConfig())).shape == (22, 14, 3)
 
 
@@ -222,7 +262,7 @@ def test_an_end_marker_in_a_comment_does_not_hide_scans() -> None:
     first = data.index(b"\xff\xda", data.index(b"\xff\xc2"))
     hidden = data[:first] + segment(0xFE, b"\xff\xd9") + data[first:last] + data[last:]
     with pytest.raises(MediaError, match="more than 200 scans"):
-        check_scans(hidden, "X")
+        count_scans(hidden, "X")
 
 
 # ---- Bombs

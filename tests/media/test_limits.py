@@ -1,17 +1,20 @@
 """Every limit by its sentence, at its edge."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from media.pictures import encoded, picture, video
-from prompt.builders import byte_tokenizer, model_spec, processor_spec
+from prompt.builders import processor_spec, prompt_builder
 from sightline.config import Config, MediaConfig, read_media_counts
 from sightline.errors import ConfigError, MediaError
 from sightline.llm import _with_settings
-from sightline.media.limits import ByteAllowance, RequestBudget, check_size, check_video
+from sightline.media.cost import image_megapixels
+from sightline.media.item import item_of
+from sightline.media.limits import ByteAllowance, RequestBudget, check_image_work, check_size, check_video_work
 from sightline.media.source import load_image, load_video
-from sightline.prompt.request import build_request_from_text
+from sightline.types import ImageHeader, MediaItem, MediaRef, VideoHeader, View
 
 
 def says(sentence: str, function, *arguments: object) -> None:
@@ -55,10 +58,79 @@ def test_videos() -> None:
          load_video, clip, MediaConfig(max_video_seconds=1.9))  # fmt: skip
     says("Video <bytes> has more than the 19 frames allowed (max_video_frames).",
          load_video, clip, MediaConfig(max_video_frames=19))  # fmt: skip
-    hour = (1920, 1080, 3600 * 30, 3600.0)
-    check_video("Video X", *hour, MediaConfig())
-    says("Video X has 895.8 billion pixels in its 108,000 frames, more than the 250 allowed (max_video_gigapixels).",
-         check_video, "Video X", 3840, 2160, 108_000, 3600.0, MediaConfig())  # fmt: skip
+
+
+# ---- What decoding costs
+
+
+def image_ref(file_format: str, width: int, height: int, channels: int = 3, scans: int = 1) -> MediaRef:
+    return MediaRef("image", b"?", bytes(32), ImageHeader(file_format, width, height, 1, channels, scans), "X")
+
+
+def clip_item(width: int, height: int, frames: int, last: int, data: bytes = b"?") -> MediaItem:
+    header = VideoHeader("mp4", width, height, frames, 30.0, frames / 30)
+    return MediaItem(
+        MediaRef("video", data, bytes(32), header, "X"), b"", (View.whole((32, 32)),), ((1, 2, 2),), (0, last), (0.0, 0.0), 1
+    )
+
+
+# Red if a format, a scan or a channel is not counted, or a default refuses what it should let in.
+@pytest.mark.parametrize(
+    ("header", "megapixels"),
+    [
+        (ImageHeader("JPEG", 15_000, 10_000, 1), 150),
+        (ImageHeader("JPEG", 8192, 6144, 1, scans=10), 503.3),  # a progressive photo of a camera of 50 megapixels
+        (ImageHeader("PNG", 15_000, 10_000, 1), 450),
+        (ImageHeader("WEBP", 8000, 8000, 1), 384),
+        (ImageHeader("AVIF", 8000, 8000, 1, channels=4), 512),
+        (ImageHeader("JPEG2000", 4000, 5000, 1), 480),
+        (ImageHeader("RGB", 15_000, 10_000, 1), 0),
+    ],
+)
+def test_work_of_images_that_are_let_in(header: ImageHeader, megapixels: float) -> None:
+    assert image_megapixels(header) == pytest.approx(megapixels, rel=1e-3)
+    check_image_work("Image X", header, MediaConfig())
+
+
+def test_work_of_images_that_are_refused() -> None:
+    says("Image X has 12000x12000 pixels in 195 scans, 28,080 megapixels of work to decode, "
+         "more than the 550 allowed (max_image_decode_mpx).",
+         check_image_work, "Image X", ImageHeader("JPEG", 12_000, 12_000, 1, 1, 195), MediaConfig())  # fmt: skip
+    says("Image X has 12200x12200 pixels in 4 channels in PNG, 595 megapixels of work to decode, "
+         "more than the 550 allowed (max_image_decode_mpx).",
+         check_image_work, "Image X", ImageHeader("PNG", 12_200, 12_200, 1, 4), MediaConfig())  # fmt: skip
+    limits = MediaConfig(max_image_decode_mpx=0)
+    with pytest.raises(MediaError, match=r"10 scans, 0 megapixels of work .* allowed \(max_image_decode_mpx\)\.$"):
+        load_image(encoded(picture(), "JPEG", progressive=True), limits)
+    assert load_image(picture(), limits).header.width == 22  # it is decoded already
+
+
+def test_work_of_videos() -> None:
+    hour = 3600 * 30
+    check_video_work("Video X", clip_item(1920, 1080, hour, hour - 1), MediaConfig(max_video_frames=hour))
+    assert MediaConfig().max_video_frames > hour
+    check_video_work("Video X", clip_item(3840, 2160, hour, 20_000), MediaConfig())  # the model sees its beginning only
+    says("Video X has 895.8 billion pixels in the 108,000 frames to decode, more than the 250 allowed (max_video_gigapixels).",
+         check_video_work, "Video X", clip_item(3840, 2160, hour, hour - 1), MediaConfig())  # fmt: skip
+
+
+# Red if items of a request are not added up, or ones that are never decoded are.
+def test_work_of_a_request() -> None:
+    budget = RequestBudget(MediaConfig(max_request_image_decode_mpx=300, max_request_video_gigapixels=2))
+    processor = processor_spec("qwen3-vl")
+    photo = item_of(image_ref("JPEG", 10_000, 10_000), processor)
+    for _ in range(3):
+        budget.take_item(photo)
+        budget.take_item(replace(photo, ref=replace(photo.ref, data=b"")))
+    says("The images of the request take 301 megapixels of work to decode, more than the 300 allowed together "
+         "(max_request_image_decode_mpx).",
+         budget.take_item, item_of(image_ref("JPEG", 1000, 1000), processor))  # fmt: skip
+    for _ in range(2):
+        budget.take_item(clip_item(1000, 1000, 1000, 999))
+        budget.take_item(clip_item(1000, 1000, 9000, 8999, data=b""))
+    says("The videos of the request have 2.1 billion pixels to decode, more than the 2 allowed together "
+         "(max_request_video_gigapixels).",
+         budget.take_item, clip_item(1000, 1000, 1000, 99))  # fmt: skip
 
 
 # Red if what arrives in pieces is not added up, or the two limits are mixed up.
@@ -117,14 +189,7 @@ def test_requests_are_held_to_their_limits(tmp_path) -> None:
     image, clip = encoded(picture(height=400, width=600), "BMP"), video(20)  # 0.72 MB, and 4 frames or more to see
 
     def build(media: list, **limits: object) -> None:
-        build_request_from_text(
-            "nothing",
-            media,
-            tokenizer=byte_tokenizer(tmp_path, "qwen3-vl"),
-            spec=model_spec("qwen3-vl", 4096),
-            processor=processor_spec("qwen3-vl"),
-            limits=MediaConfig(**limits),
-        )
+        prompt_builder(tmp_path, "qwen3-vl", limits=MediaConfig(**limits)).text("nothing", media)
 
     says("The request has 2 images, more than the 1 allowed (limit_mm_per_prompt).",
          lambda: build([("image", "/no/such/file")] * 2, limit_mm_per_prompt={"image": 1}))  # fmt: skip
@@ -132,6 +197,14 @@ def test_requests_are_held_to_their_limits(tmp_path) -> None:
          lambda: build([("image", image)] * 2, max_request_media_mb=1))  # fmt: skip
     with pytest.raises(MediaError, match=r"frames for the model to see, more than the 3 allowed \(max_request_frames\)\.$"):
         build([("video", clip)], max_request_frames=3)
+    with pytest.raises(
+        MediaError, match=r"work to decode, more than the 1 allowed together \(max_request_image_decode_mpx\)\.$"
+    ):
+        build([("image", image)] * 2, max_request_image_decode_mpx=1)
+    with pytest.raises(MediaError, match=r"frames to decode, more than the 0 allowed \(max_video_gigapixels\)\.$"):
+        build([("video", clip)], max_video_gigapixels=0)
+    with pytest.raises(MediaError, match=r"to decode, more than the 0 allowed together \(max_request_video_gigapixels\)\.$"):
+        build([("video", clip)], max_request_video_gigapixels=0)
 
 
 # ---- The setting

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from media.pictures import encoded, picture, video
@@ -56,7 +57,7 @@ def test_a_refused_file_is_let_go_at_once(name: str) -> None:
 def test_a_video_that_promises_too_much_is_let_go_at_once() -> None:
     good = load_video(FILES["mp4"][1], MediaConfig())
     assert isinstance(good.header, VideoHeader)
-    ref = replace(good, header=replace(good.header, width=good.header.width + 2))
+    ref = replace(good, header=msgspec.structs.replace(good.header, width=good.header.width + 2))
     gone = weakref.ref(ref)
     assert "but the header says" in refuse(ref)
     del ref

@@ -5,16 +5,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import torchvision_on_cpu
+from family_processors import make_processor, patch_spec
 from sightline.errors import MediaError
-from sightline.media.sizes import image_size, smart_resize, smart_resize_clip, video_size
-from sightline.spec import ImageSpec, VideoSpec
-from sightline.types import ImageHeader, VideoHeader
+from sightline.media.sizes import ClipBudget, PictureBudget, PixelBudget, smart_resize, smart_resize_clip
+from sightline.types import ImageHeader, VideoHeader, View
 
 torchvision_on_cpu.declare_operators()
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as reference_clip  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as reference_picture  # noqa: E402
 
-MEAN = (0.5, 0.5, 0.5)
 SIDES = st.one_of(st.integers(1, 100), st.integers(1, 8000))
 # (factor, min_pixels, max_pixels) of checkpoints, and tight budgets in which every branch is taken often
 BUDGETS = st.sampled_from(
@@ -81,22 +80,49 @@ def test_the_aspect_limit_is_a_sentence() -> None:
         smart_resize(10, 5000, 28, 3136, 1_000_000)
 
 
-# Red if a budget per clip is applied per image, or the other way round.
-def test_specs_choose_the_rule() -> None:
-    header = ImageHeader("PNG", 1921, 1083, 1)
-    for budget, expected in (
-        ("per_image", reference_picture(1083, 1921, 28, 3136, 1_000_000)),
-        ("per_clip", reference_clip(2, 1083, 1921, 2, 28, 3136, 1_000_000)),
-    ):
-        spec = ImageSpec(3136, 1_000_000, budget, 14, 2, 2, MEAN, MEAN)
-        assert image_size(spec, header) == expected
-    assert reference_picture(1083, 1921, 28, 3136, 1_000_000) != reference_clip(2, 1083, 1921, 2, 28, 3136, 1_000_000)
-    video = VideoHeader("avi", 1921, 1083, 100, 30.0, 100 / 30)
-    for style, frames, expected in (
-        ("qwen2_5", 9, reference_picture(1083, 1921, 28, 3136, 4_000_000)),
-        ("qwen3", 9, reference_clip(9, 1083, 1921, 2, 28, 3136, 4_000_000)),
-        ("glm", 10, reference_clip(10, 1083, 1921, 2, 28, 3136, 4_000_000)),
-        ("qwen3", 1, reference_clip(2, 1083, 1921, 2, 28, 3136, 4_000_000)),  # transformers refuses one frame
-    ):
-        spec = VideoSpec(style, 3136, 4_000_000, 2.0, 4, 768, 300.0, 14, 2, 2, MEAN, MEAN, 2.0)
-        assert video_size(spec, video, frames) == expected
+# Red if a budget per clip is applied per picture, or the other way round, or a clip of one frame is refused as by transformers.
+def test_budgets() -> None:
+    spec = patch_spec(3136, 4_000_000)
+    picture = reference_picture(1083, 1921, 28, 3136, 4_000_000)
+    clips = {frames: reference_clip(frames, 1083, 1921, 2, 28, 3136, 4_000_000) for frames in (2, 9, 10)}
+    assert len({picture, *clips.values()}) == 4
+    for frames in (1, 9, 10):
+        assert PictureBudget(spec).size(1083, 1921, frames) == picture
+        assert ClipBudget(spec).size(1083, 1921, frames) == clips[max(frames, 2)]
+
+
+# Red if the memory profile is told of less than a picture or a clip of that budget can have: narrow clips of many frames, or
+# pictures that are enlarged, have more than max_pixels.
+@settings(max_examples=2500, deadline=None)
+@given(
+    SIDES,
+    SIDES,
+    st.integers(1, 400).map(lambda groups: 2 * groups),
+    st.sampled_from([(3136, 4_000_000), (300_000, 300_001), (3136, 3136), (1, 1)]),
+    st.sampled_from([PictureBudget, ClipBudget]),
+)
+@example(25, 4945, 26, (3136, 4_000_000), ClipBudget)
+@example(1, 200, 2, (300_000, 300_001), PictureBudget)
+def test_most_pixels(height: int, width: int, frames: int, pixels: tuple[int, int], kind: type[PixelBudget]) -> None:
+    budget = kind(patch_spec(*pixels))
+    still, clip = outcome(budget.size, height, width, 1), outcome(budget.size, height, width, frames)
+    if clip != "refused":
+        assert max(still[0] * still[1], clip[0] * clip[1]) <= budget.most_pixels()
+        assert clip[0] * clip[1] * frames <= budget.most_clip_pixels(frames)
+
+
+# Red if a family's stills or clips have another budget than in transformers.
+@pytest.mark.parametrize(
+    ("family", "image", "frames"),
+    [("qwen2.5-vl", 1, 1), ("qwen3-vl", 1, 10), ("glm-4.1v", 2, 10), ("glm-4.6v-flash", 2, 16)],
+)
+def test_families_choose_the_rule(family: str, image: int, frames: int) -> None:
+    def expected(frames: int) -> tuple[int, int]:
+        if frames == 1:
+            return reference_picture(1083, 1921, 28, 3136, 1_000_000)
+        return reference_clip(frames, 1083, 1921, 2, 28, 3136, 1_000_000)
+
+    processor = make_processor(family, patch_spec(3136, 1_000_000))
+    assert processor.layout(ImageHeader("PNG", 1921, 1083, 1)).views == (View.whole(expected(image)),)
+    clip = processor.layout(VideoHeader("avi", 1921, 1083, 80, 16.0, 5.0))  # 5 s: 10 frames, of GLM-4.6V 6 a second
+    assert clip.views == (View.whole(expected(len(clip.frame_indices) if frames > 1 else 1)),)

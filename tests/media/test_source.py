@@ -20,7 +20,8 @@ from sightline.errors import MediaError
 from sightline.media import source as source_module
 from sightline.media.decode import decode_image
 from sightline.media.limits import RequestBudget
-from sightline.media.source import display_name, load_image, load_ref_async, load_video
+from sightline.media.source import AsyncLoader, load_image, load_video
+from sightline.media.source_names import display_name
 from sightline.timing import StageClock
 from sightline.types import MediaRef
 
@@ -98,8 +99,11 @@ def test_unusable_image_objects() -> None:
 # ---- On an event loop
 
 
-def awaited(source: object, limits: MediaConfig = LOCAL, **options: object) -> MediaRef:
-    return asyncio.run(load_ref_async("image", source, limits, **options))
+def awaited(
+    source: object, limits: MediaConfig = LOCAL, clock: StageClock | None = None, kind: str = "image", **options: object
+) -> MediaRef:
+    (ref,) = asyncio.run(AsyncLoader(limits, **options).load(kind, source, clock))
+    return ref
 
 
 # Red if the two paths differ in what they make of a source, or in what they say of a bad one.
@@ -119,7 +123,7 @@ def test_both_paths_agree(tmp_path: Path) -> None:
                 texts.append(str(caught.value))
             assert texts[0] == texts[1]
     clip = video(3)
-    assert asyncio.run(load_ref_async("video", clip, LOCAL)) == load_video(clip, LOCAL)
+    assert awaited(clip, kind="video") == load_video(clip, LOCAL)
 
 
 # Red if the resolver, the budget or the threads that were given are not used.

@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sightline.models.families import read_model_spec
-from sightline.models.fp8 import Fp8Linear, Fp8Weight
+from sightline.models.fp8 import Fp8Weight
+from sightline.models.linear import WeightMatrix
 from sightline.models.load import load_model
 from sightline.models.model import VisionLanguageModel
 from sightline.models.quantise import Quantiser
+from sightline.models.registry import read_model_spec
 
 Form = Literal["block", "channel", "tensor", "block-compressed"]
-_MATRIX = re.compile(r"model\.language_model\.layers\.\d+\..*_proj\.weight$")
+_MATRIX = re.compile(r"model\.language_model\.layers\.\d+\..*_proj(_qkv|_z)?(\.weight)?$")
 
 
 def e4m3_values() -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -33,9 +34,9 @@ def nearest_bytes(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.
     """The byte whose value is nearest, found by looking at all of them."""
     values = e4m3_values()
     order = np.argsort(np.where(np.isnan(values), np.inf, values))[:254]
-    ladder = values[order]
-    upper = np.clip(np.searchsorted(ladder, numbers), 1, len(ladder) - 1)
-    closer_below = np.abs(numbers - ladder[upper - 1]) <= np.abs(numbers - ladder[upper])
+    levels = values[order]
+    upper = np.clip(np.searchsorted(levels, numbers), 1, len(levels) - 1)
+    closer_below = np.abs(numbers - levels[upper - 1]) <= np.abs(numbers - levels[upper])
     return order[np.where(closer_below, upper - 1, upper)].astype(np.uint8)
 
 
@@ -58,6 +59,23 @@ def quantised(matrix: np.ndarray[Any, Any], form: Form) -> tuple[np.ndarray[Any,
             scale[i, j] = np.abs(matrix[i * 128 : (i + 1) * 128, j * 128 : (j + 1) * 128]).max() / 448
     scale = scale.astype(np.float32)
     return nearest_bytes(matrix / spread(scale, matrix.shape, form)), scale
+
+
+def quantised_experts(
+    stack: np.ndarray[Any, Any], form: Form, transposed: bool
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Bytes, scales and meaning of experts' matrices, one at a time: [experts, in, out], as Qwen3-VL-MoE has them, or
+    [experts, out, in], as Qwen3.5-MoE.
+
+    A scale for a whole matrix nobody publishes: those forms have one per output channel.
+    """
+    form, found = "channel" if form == "tensor" else form, []
+    for matrix in stack:
+        stored, scale = quantised(matrix.T if transposed else matrix, form)
+        each = stored, scale, e4m3_values()[stored] * spread(scale, stored.shape, form)
+        found.append(tuple(one.T for one in each) if transposed else each)
+    stored_bytes, scales, meaning = (np.stack(each) for each in zip(*found, strict=True))
+    return stored_bytes, scales, meaning
 
 
 def quantization_config(form: Form) -> dict[str, Any]:
@@ -96,16 +114,20 @@ def quantization_config(form: Form) -> dict[str, Any]:
 def write_fp8(source: Path, stored: Path, meant: Path, form: Form) -> None:
     """From a float32 checkpoint, `stored` with quantised language layers, and `meant` with the same numbers in float32."""
     suffix = "_scale_inv" if form == "block" else "_scale"
+    transposed = json.loads((source / "config.json").read_text())["model_type"] != "qwen3_5_moe"
     values = e4m3_values()
     quantised_tensors: dict[str, torch.Tensor] = {}
     plain_tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         quantised_tensors[name] = plain_tensors[name] = tensor
         if _MATRIX.match(name):
-            stored_bytes, scale = quantised(tensor.double().numpy(), form)
+            if tensor.ndim == 3:
+                stored_bytes, scale, meaning = quantised_experts(tensor.double().numpy(), form, transposed)
+            else:
+                stored_bytes, scale = quantised(tensor.double().numpy(), form)
+                meaning = values[stored_bytes] * spread(scale, stored_bytes.shape, form)
             quantised_tensors[name] = torch.from_numpy(stored_bytes).view(torch.float8_e4m3fn)
             quantised_tensors[name + suffix] = torch.from_numpy(scale)
-            meaning = values[stored_bytes] * spread(scale, stored_bytes.shape, form)
             plain_tensors[name] = torch.from_numpy(meaning.astype(np.float32))
     for folder, tensors in ((stored, quantised_tensors), (meant, plain_tensors)):
         folder.mkdir()
@@ -122,9 +144,9 @@ def load(folder: Path, quantiser: Quantiser | None = None) -> VisionLanguageMode
     return load_model(read_model_spec(folder), folder, torch.device("cpu"), torch.float32, 64, quantiser=quantiser)
 
 
-def fp8_layers(model: nn.Module) -> dict[str, Fp8Linear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+def fp8_layers(model: nn.Module) -> dict[str, WeightMatrix]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, WeightMatrix) and module.is_fp8}
 
 
-def plain_weight(layer: Fp8Linear) -> torch.Tensor:
+def plain_weight(layer: WeightMatrix) -> torch.Tensor:
     return Fp8Weight(layer.weight, layer.weight_scale).dequantise()

@@ -18,23 +18,23 @@ from models.fp8_checkpoints import (
     plain_weight,
     write_fp8,
 )
-from oracle import Oracle, Rows, oracle
+from oracle import Oracle, OracleEmbeddings, oracle
 from parity.conversations import picture
 from parity.subject import FAMILIES
 from plain_loop import SingleSequence, encode_items
 from sightline.engine.process import ready_report
 from sightline.errors import ConfigError
 from sightline.llm import LLM
-from sightline.models import quantise
-from sightline.models.families import read_model_spec
-from sightline.models.fp8 import Fp8Linear, Fp8Weight
+from sightline.models import linear, quantise
+from sightline.models.fp8 import Fp8Weight
 from sightline.models.fp8_summary import summarise
+from sightline.models.linear import Linear, WeightMatrix
 from sightline.models.load import dummy_model
 from sightline.models.quantise import Quantiser
+from sightline.models.registry import read_model_spec
 from sightline.ops.dispatch import definitions_only
 from sightline.ops.fp8 import FP8, quantise_rows
-from sightline.prompt.request import build_request
-from sightline.spec import Fp8Spec
+from sightline.spec import AttentionSpec, Fp8Spec, ModelSpec
 from sightline.types import Request
 
 CPU = torch.device("cpu")
@@ -61,31 +61,41 @@ def test_rounding_is_to_the_nearest_of_all_values() -> None:
 # ---- Which layers
 
 
+def matrices(spec: ModelSpec) -> set[str]:
+    """Names of all that fp8 takes."""
+    found = set()
+    for index, layer in enumerate(spec.text.layers):
+        attends = isinstance(layer.mixer, AttentionSpec)
+        names = ["mixer.qkv" if attends else "mixer.qkv_gate", "mixer.out", "mlp.gate_up", "mlp.down"]
+        names += ["mixer.gate"] * (attends and layer.mixer.output_gate)
+        found |= {f"text.layers.{index}.{name}" for name in names}
+    return found
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_language_layers_are_quantised_and_nothing_else(tiny_checkpoints: dict[str, Path], family: str) -> None:
     folder = tiny_checkpoints[family]
     before, after = load(folder), load(folder, Quantiser("fp8"))
-    layers = before.spec.text.num_layers
-    names = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
-    assert set(fp8_layers(after)) == {f"text.layers.{index}.{name}" for index in range(layers) for name in names}
+    count = len(matrices(before.spec))
+    assert set(fp8_layers(after)) == matrices(before.spec) and count >= 4 * before.spec.text.num_layers
     saved = 0
     for name, layer in fp8_layers(after).items():
         linear = before.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        assert layer.weight.dtype == FP8 and layer.weight_scale.shape == linear.weight.shape[:1]
+        assert isinstance(linear, WeightMatrix) and not linear.is_fp8
+        assert layer.weight.dtype == FP8 and layer.weight_scale.shape == linear.weight.shape[:-1]
         error = (plain_weight(layer) - linear.weight).abs()
-        largest = linear.weight.abs().amax(1, keepdim=True)
+        largest = linear.weight.abs().amax(-1, keepdim=True)
         assert (
             error <= linear.weight.abs() / 16 + largest / 448 / 512 * 1.01
         ).all()  # half a step: 3 bits, or the smallest one
-        assert (layer.bias is None) == (linear.bias is None)
-        assert layer.bias is None or torch.equal(layer.bias, linear.bias)
-        saved += 3 * linear.weight.numel() - 4 * linear.weight.shape[0]
+        biases = [one.bias for one in (layer, linear) if isinstance(one, Linear)]  # experts have none
+        assert not biases or (biases[0] is None and biases[1] is None) or torch.equal(*biases)
+        saved += 3 * linear.weight.numel() - 4 * linear.weight[..., 0].numel()
     rest = {name for name in before.state_dict() if name.rsplit(".", 1)[0] not in fp8_layers(after)}
     assert all(torch.equal(before.state_dict()[name], after.state_dict()[name]) for name in rest)
     summary = summarise(after)
-    assert (summary.language, summary.tower, summary.left, summary.saved_bytes) == (4 * layers, 0, 0, saved)
-    assert f"{4 * layers} of the language model's linear layers" in str(summary) and str(summarise(before)) == ""
+    assert (summary.language, summary.tower, summary.left, summary.saved_bytes) == (count, 0, 0, saved)
+    assert f"{count} of the language model's linear layers" in str(summary) and str(summarise(before)) == ""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,14 +103,16 @@ def test_the_tower_on_request(tiny_checkpoints: dict[str, Path], family: str) ->
     model = load(tiny_checkpoints[family], Quantiser("fp8", tower=True))
     inside = [name for name in fp8_layers(model) if name.startswith("vision.")]
     assert inside and all(name.startswith("vision.blocks.") for name in inside)
-    blocks = [m for n, m in model.named_modules() if n.startswith("vision.blocks.") and isinstance(m, nn.Linear | Fp8Linear)]
+    blocks = [m for n, m in model.named_modules() if n.startswith("vision.blocks.") and isinstance(m, Linear)]
     odd = [m for m in blocks if any(side % 16 for side in m.weight.shape)]
-    assert len(inside) == len(blocks) - len(odd) and not any(isinstance(m, Fp8Linear) for m in odd)
+    assert len(inside) == len(blocks) - len(odd) and not any(m.is_fp8 for m in odd)
     assert summarise(model).tower == len(inside) and summarise(model).left == len(odd)
 
 
 def test_a_layer_with_odd_sides_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tiny_checkpoints: dict[str, Path]) -> None:
-    monkeypatch.setattr(quantise, "PLACES", 192)  # of the tiny model's sides, 128 and 256 are then odd, 192 and 384 are not
+    monkeypatch.setattr(
+        linear, "SIDE_MULTIPLE", 192
+    )  # of the tiny model's sides, 128 and 256 are then odd, 192 and 384 are not
     model = load(tiny_checkpoints["qwen3-vl"], Quantiser("fp8"))
     assert not fp8_layers(model) and summarise(model).language == 0
 
@@ -114,7 +126,7 @@ def test_dummy_weights(tiny_checkpoints: dict[str, Path], family: str, scales: A
     wanted = None if scales else "fp8"
     model = dummy_model(spec, CPU, torch.bfloat16, 64, 1, Quantiser(wanted, stored=stored))
     plain = dummy_model(spec, CPU, torch.bfloat16, 64, 1)
-    assert len(fp8_layers(model)) == 4 * spec.text.num_layers
+    assert set(fp8_layers(model)) == matrices(spec)
     for name, layer in fp8_layers(model).items():
         assert layer.has_blocks == (scales == "block")
         weight = plain.get_submodule(name).weight
@@ -143,14 +155,7 @@ def request_of(llm: LLM, seed: int = 5) -> Request:
         {"type": "image", "image": picture(230, 170, seed)},
         {"type": "text", "text": "What is this, and how many are there?"},
     ]
-    return build_request(
-        [{"role": "user", "content": parts}],
-        template=llm.template,
-        tokenizer=llm.tokenizer,
-        spec=llm.spec,
-        processor=llm.processor,
-        limits=llm.config.media,
-    )
+    return llm.prompts.chat([{"role": "user", "content": parts}])
 
 
 def rows_of(llm: LLM, request: Request) -> torch.Tensor:
@@ -189,15 +194,15 @@ class RoundedLinear(nn.Module):
         return nn.functional.linear(self.rounded(x), self.weight, self.bias)
 
 
-def rounded_logits(reference: Oracle, request: Request, rows: torch.Tensor, taps: int) -> torch.Tensor:
+def rounded_logits(reference: Oracle, request: Request, rows: torch.Tensor, deepstack_features: int) -> torch.Tensor:
     """transformers' logits with perfectly rounded language layers, for our embedding rows."""
     layers = reference.model.model.language_model.layers
     linears = [(m, leaf, one) for m in layers.modules() for leaf, one in m.named_children() if isinstance(one, nn.Linear)]
-    main, *others = rows.split(rows.shape[1] // (1 + taps), dim=1)
+    main, *others = rows.split(rows.shape[1] // (1 + deepstack_features), dim=1)
     try:
         for module, leaf, linear in linears:
             setattr(module, leaf, RoundedLinear(linear))
-        return reference.logits_for_request(request, Rows(main, list(others)), [])
+        return reference.logits_for_request(request, OracleEmbeddings(main, list(others)), [])
     finally:
         for module, leaf, linear in linears:
             setattr(module, leaf, linear)
@@ -222,8 +227,8 @@ def test_logits_are_as_good_as_8_bits_allow(
     for kind, quantization in (("bfloat16", "none"), ("fp8", "fp8")):
         with LLM(folder, device="cpu", dtype="bfloat16", quantization=quantization, **SMALL) as llm:
             found[kind] = error(torch.cat([logits(llm, *pair) for pair in zip(requests, rows, strict=True)]), truth)
-    reference, taps = oracle(folder, spec.family), len(spec.vision.deepstack_layers)
-    parts = [rounded_logits(reference, *pair, taps) for pair in zip(requests, rows, strict=True)]
+    reference, deepstack_features = oracle(folder, spec.family), spec.vision.num_deepstack_features
+    parts = [rounded_logits(reference, *pair, deepstack_features) for pair in zip(requests, rows, strict=True)]
     found["rounded"] = error(torch.cat(parts), truth)
     for kind, value in found.items():
         record_property(kind, value)
@@ -263,8 +268,10 @@ def test_the_embedded_model_answers_in_fp8(tower: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["fp8", "block"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_twins_err_no_more_than_definitions(tiny_checkpoints: dict[str, Path], tmp_path: Path, family: str, form: str) -> None:
-    """On the GPU, against float32: twins err at most 1.5 times as much as definitions, and choose float32's token where its
+def test_kernels_err_no_more_than_definitions(
+    tiny_checkpoints: dict[str, Path], tmp_path: Path, family: str, form: str
+) -> None:
+    """On the GPU, against float32: kernels err at most 1.5 times as much as definitions, and choose float32's token where its
     lead is larger than twice the definitions' largest error."""
     folder = exactly = tiny_checkpoints[family]
     if form == "block":
@@ -277,13 +284,13 @@ def test_twins_err_no_more_than_definitions(tiny_checkpoints: dict[str, Path], t
             truth = logits(exact, request, rows)
     with LLM(folder, device="cuda", dtype="bfloat16", quantization="fp8" if form == "fp8" else None, **SMALL) as llm:
         assert fp8_layers(llm.model)
-        twins = logits(llm, request, rows)
+        kernels = logits(llm, request, rows)
         with definitions_only():
             defined = logits(llm, request, rows)
-    assert error(twins, truth) <= 1.5 * error(defined, truth), (error(twins, truth), error(defined, truth))
+    assert error(kernels, truth) <= 1.5 * error(defined, truth), (error(kernels, truth), error(defined, truth))
     best = truth.topk(2, dim=1).values
     tie = best[:, 0] - best[:, 1] < 2 * (defined - truth).abs().max()
-    assert not ((twins.argmax(1) != truth.argmax(1)) & ~tie).any()
+    assert not ((kernels.argmax(1) != truth.argmax(1)) & ~tie).any()
 
 
 @pytest.mark.gpu
@@ -291,7 +298,8 @@ def test_twins_err_no_more_than_definitions(tiny_checkpoints: dict[str, Path], t
 def test_a_recorded_layer_follows_its_input(blocks: bool) -> None:
     """A CUDA graph of a layer, replayed on other numbers, gives what the layer gives: nothing was read on the host."""
     weight = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16) / 16
-    layer = Fp8Linear(Fp8Weight.of(weight, blocks), None)
+    layer = Linear(256, 512, bias=False)
+    layer.set_fp8(Fp8Weight.of(weight, blocks))
     x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
     layer(x)
     torch.cuda.synchronize()

@@ -13,18 +13,20 @@ from assets import asset
 from models.fp8_checkpoints import Form, fp8_layers, load, plain_weight, quantization_config, write_fp8
 from parity.subject import FAMILIES
 from sightline.errors import CheckpointError, ConfigError, UserError
-from sightline.models.families import read_model_spec
 from sightline.models.fields import Fields
-from sightline.models.fp8 import Fp8Linear
+from sightline.models.linear import Linear
 from sightline.models.quantise import Quantiser
 from sightline.models.quantization_config import read_quantization
-from sightline.spec import Fp8Spec
+from sightline.models.registry import read_model_spec
+from sightline.spec import AttentionSpec, Fp8Spec
 
 FORMS: tuple[Form, ...] = ("block", "channel", "tensor", "block-compressed")
 _BLOCK_GROUP = quantization_config("block-compressed")["config_groups"]["group_0"]
 
 
-@pytest.mark.parametrize("name", ["Qwen3-VL-4B-Thinking-FP8", "Qwen3-VL-32B-Thinking-FP8"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3-VL-4B-Thinking-FP8", "Qwen3-VL-32B-Thinking-FP8", "Qwen3.5-27B-FP8", "Qwen3.6-27B-FP8"]
+)
 def test_real_configs_of_qwen(name: str) -> None:
     assert read_model_spec(asset("configs") / name).fp8 == Fp8Spec("block", "_scale_inv", True)
 
@@ -86,20 +88,26 @@ def test_other_quantisations_are_refused_by_name(form: Form, path: str, value: A
     assert "\n" not in str(caught.value)
 
 
+class Published(dict[tuple[str, Form], Path]):
+    """Folders with 'stored' and 'meant' checkpoints by family and form, written when they are asked for."""
+
+    def __init__(self, plain: dict[str, Path], folders: pytest.TempPathFactory) -> None:
+        self._plain, self._folders = plain, folders
+
+    def __missing__(self, key: tuple[str, Form]) -> Path:
+        folder = self[key] = self._folders.mktemp("-".join(key))
+        write_fp8(self._plain[key[0]], folder / "stored", folder / "meant", key[1])
+        return folder
+
+
 @pytest.fixture(scope="module")
-def published(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Form], Path]:
-    """Folders with 'stored' and 'meant' checkpoints by family and form."""
-    folders = {}
-    for family in FAMILIES:
-        for form in FORMS:
-            folder = folders[family, form] = tmp_path_factory.mktemp(f"{family}-{form}")
-            write_fp8(tiny_checkpoints[family], folder / "stored", folder / "meant", form)
-    return folders
+def published(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tiny_checkpoints, tmp_path_factory)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_stored_weights_mean_what_numpy_says(published: dict[tuple[str, Form], Path], family: str, form: Form) -> None:
+def test_stored_weights_mean_what_numpy_says(published: Published, family: str, form: Form) -> None:
     """Dequantised they are numpy's, bit for bit; kept as stored they are too, scales of merged matrices included."""
     folder = published[family, form]
     spec = read_model_spec(folder / "stored")
@@ -108,21 +116,24 @@ def test_stored_weights_mean_what_numpy_says(published: dict[tuple[str, Form], P
     assert not fp8_layers(plain) and plain.state_dict().keys() == meant.state_dict().keys()
     assert all(torch.equal(value, meant.state_dict()[name]) for name, value in plain.state_dict().items())
     layers = fp8_layers(kept)
+    gates = sum(isinstance(layer.mixer, AttentionSpec) and layer.mixer.output_gate for layer in spec.text.layers)
+    matrices = 4 * spec.text.num_layers + gates
     assert len(layers) >= 2 * spec.text.num_layers and any(name.endswith("mlp.down") for name in layers)
     for name, layer in layers.items():
         assert layer.has_blocks == form.startswith("block")
         assert torch.equal(plain_weight(layer), meant.get_submodule(name).weight), name
     if not form.startswith("block"):
-        assert len(layers) == 4 * spec.text.num_layers
+        assert len(layers) == matrices
     again = load(folder / "stored", Quantiser("fp8", stored=spec.fp8))
-    assert len(fp8_layers(again)) == 4 * spec.text.num_layers and not any(x.has_blocks for x in fp8_layers(again).values())
+    assert len(fp8_layers(again)) == matrices and not any(x.has_blocks for x in fp8_layers(again).values())
 
 
-def test_blocks_are_stacked_where_no_block_reaches_over_a_seam(published: dict[tuple[str, Form], Path]) -> None:
+def test_blocks_are_stacked_where_no_block_reaches_over_a_seam(published: Published) -> None:
     """Tiny GLM has one gate-and-up matrix of 384 rows, tiny Qwen two of 192: the latter's blocks cannot be stacked."""
     for family, whole in (("glm-4.1v", True), ("qwen3-vl", False)):
         kept = load(published[family, "block"] / "stored")
-        assert isinstance(kept.get_submodule("text.layers.0.mlp.gate_up"), Fp8Linear) == whole
+        gate_up = kept.get_submodule("text.layers.0.mlp.gate_up")
+        assert isinstance(gate_up, Linear) and gate_up.is_fp8 == whole
 
 
 def damaged(folder: Path, tmp_path: Path, what: str) -> Path:
@@ -161,7 +172,7 @@ def damaged(folder: Path, tmp_path: Path, what: str) -> Path:
         ("no config", "no 'quantization_config'"),
     ],
 )
-def test_what_does_not_fit_is_refused(published: dict[tuple[str, Form], Path], tmp_path: Path, what: str, words: str) -> None:
+def test_what_does_not_fit_is_refused(published: Published, tmp_path: Path, what: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         load(damaged(published["qwen3-vl", "channel"] / "stored", tmp_path, what))
     assert isinstance(caught.value, CheckpointError) and "\n" not in str(caught.value)

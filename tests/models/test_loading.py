@@ -12,10 +12,12 @@ from oracle import CLASSES, oracle
 from parity.subject import FAMILIES
 from sightline.errors import CheckpointError, UserError
 from sightline.models.create import create_checkpoint
-from sightline.models.families import read_model_spec
+from sightline.models.linear import TiedHead
 from sightline.models.load import dummy_model, load_model
 from sightline.models.locate import locate_model
 from sightline.models.model import VisionLanguageModel
+from sightline.models.registry import family_named, read_model_spec
+from sightline.models.weights.expressions import Cast
 
 CPU = torch.device("cpu")
 
@@ -74,7 +76,7 @@ def tied(tmp_path: Path) -> Path:
 def test_tied_embeddings(tied: Path) -> None:
     """The head is the embedding: logits equal transformers', and a stored head must be that same matrix."""
     model = load(tied)
-    assert model.text.lm_head is None
+    assert isinstance(model.text.lm_head, TiedHead) and model.text.lm_head.table is model.text.embed_tokens
     tensors = load_file(tied / "model.safetensors")
     reference = CLASSES["qwen3-vl"].from_pretrained(tied, dtype=torch.float32)
     assert torch.equal(reference.lm_head.weight, model.text.embed_tokens.weight)
@@ -140,8 +142,10 @@ def test_dummy_weights(tiny_checkpoints: dict[str, Path], family: str) -> None:
     spec = read_model_spec(tiny_checkpoints[family])
     first, second, other = (dummy_model(spec, CPU, torch.bfloat16, 64, seed) for seed in (1, 1, 2))
     assert_same_weights(first, second)
+    table = family_named(family).weight_table(spec)
     for (name, value), different in zip(first.named_parameters(), other.parameters(), strict=True):
-        assert value.dtype == torch.bfloat16 and value.device == CPU, name
+        dtype = getattr(torch, table[name].dtype) if isinstance(table[name], Cast) else torch.bfloat16
+        assert value.dtype == dtype and value.device == CPU, name
         assert value.float().std() > 1e-3 and not torch.equal(value, different), name
 
 

@@ -23,6 +23,25 @@ def test_values_come_in_order_and_not_too_many_ahead() -> None:
     assert sorted(made) == list(range(50))
 
 
+def test_large_values_are_not_made_ahead() -> None:
+    """Red when only their number is bounded: eight layers' experts at once would not fit beside the rest of a model."""
+    lock, made = threading.Lock(), []
+
+    def make(size: int) -> int:
+        with lock:
+            made.append(size)
+        return size
+
+    sizes = [3, 4, 3, 50, 1, 1, 9, 9, 2]
+    taken: list[int] = []
+    for size, _ in read_ahead(make, sizes, threads=3, size=lambda size: size, most=10):
+        with lock:
+            held = sum(made) - sum(taken)
+        assert held <= 10 or held == 50
+        taken.append(size)
+    assert taken == sizes
+
+
 def test_an_error_comes_when_its_turn_has_come() -> None:
     taken = []
     with pytest.raises(ZeroDivisionError):

@@ -1,7 +1,7 @@
 """A program: compiles every Triton kernel for an H200 at the examples of its op, on a machine that need not have a GPU.
 
-Twins are called with CPU tensors; in place of a launch the kernel is compiled with the types of its arguments. Prints the names
-of ops whose kernels were compiled. The interpreter is laxer than the compiler: types, shapes of loops, registers.
+Kernels are called with CPU tensors; in place of a launch a kernel is compiled with the types of its arguments. Prints the
+names of ops whose kernels were compiled. The interpreter is laxer than the compiler: types, shapes of loops, registers.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 import sightline.ops
 import sightline.ops.triton
 from sightline.ops.dispatch import OPS, ExampleMaker
-from sightline.ops.twins import register_twins
+from sightline.ops.kernels import register_kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # bytes that a program can have
@@ -68,41 +68,71 @@ def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **
         done.add(key)
 
 
-def compile_few_rows() -> None:
+def compile_small_m() -> None:
     """The tilings of the table at their shapes."""
-    from sightline.ops.triton import few_rows_table as table
-    from sightline.ops.triton.few_rows import run_linear, run_linear_silu_mul
+    from sightline.ops.linear import SPLIT_SUMS_BYTES
+    from sightline.ops.triton import small_m_tilings as table
+    from sightline.ops.triton.small_m import run_linear, run_linear_silu_mul
+    from sightline.ops.workspace import Workspace
 
+    workspace = Workspace("split sums", SPLIT_SUMS_BYTES, torch.device("cpu"))
     for (rows, width, size), tiling in table.LINEAR.items():
-        run_linear(torch.empty(rows, size).bfloat16(), torch.empty(width, size, dtype=torch.bfloat16), None, tiling)
+        x, weight = torch.empty(rows, size).bfloat16(), torch.empty(width, size, dtype=torch.bfloat16)
+        run_linear(x, weight, None, tiling, workspace)
     for (rows, width, size), tiling in table.LINEAR_SILU_MUL.items():
         weight = torch.empty(2 * width, size, dtype=torch.bfloat16)
         run_linear_silu_mul(torch.empty(rows, size).bfloat16(), weight, dataclasses.replace(tiling, split=1))
 
 
+def compile_experts() -> None:
+    """Expert layers of published models, from one token to a long prompt, on tensors without memory."""
+    from sightline.ops.experts import needs_lists
+    from sightline.ops.triton import experts as kernels
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    # experts, chosen, hidden size, width, numbers per scale of a column and of a row (0: bfloat16)
+    for count, chosen, hidden, inner, block in (
+        (128, 8, 2048, 768, 0), (129, 9, 4096, 1408, 1), (128, 8, 2048, 768, 128), (513, 11, 4096, 1024, 0),
+    ):  # fmt: skip
+        for tokens in (1, 32, 512, 2048, 8192):
+            chosen_experts = empty(tokens, chosen, dtype=torch.int32)
+            lists = kernels.group_pairs_triton(chosen_experts, count) if needs_lists(chosen_experts, count) else None
+            for first, height, size in ((True, 2 * inner, hidden), (False, hidden, inner)):
+                kind = torch.float8_e4m3fn if block else torch.bfloat16
+                grid = (count, height) if block == 1 else (count, -(-height // 128), -(-size // 128))
+                kernels._run(
+                    empty(tokens if first else tokens * chosen, size), chosen_experts, lists,
+                    empty(count, height, size, dtype=kind), empty(*grid, dtype=torch.float32) if block else None,
+                    None if first else empty(tokens, chosen, dtype=torch.float32),
+                )  # fmt: skip
+
+
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    sightline.ops.triton.INTERPRETED = True  # twins take CPU tensors
+    sightline.ops.triton.INTERPRETED = True  # kernels take CPU tensors
     JITFunction.run = compile_only
     for module in pkgutil.iter_modules(sightline.ops.__path__):
         if not module.ispkg:
             importlib.import_module(f"sightline.ops.{module.name}")
-    from sightline.ops.triton import early_start
+    from sightline.ops.triton import dependent_launch
 
-    early_start.starts_early = lambda device: True
-    register_twins()
-    compile_few_rows()
+    dependent_launch.has_dependent_launch = lambda device: True
+    register_kernels()
+    compile_small_m()
+    compile_experts()
     wanted = sys.argv[1:] or sorted(OPS)
     for name in wanted:
         op = OPS[name]
         dtype = torch.bfloat16 if torch.bfloat16 in op.tolerances else torch.float32
-        for twin in op.twins:
+        for kernel in op.kernels:
             before = len(done)
             for example in op.examples(ExampleMaker(torch.device("cpu"), dtype)):
-                if twin.name.startswith("triton") and twin.when(**example):
-                    twin.run(**example)
+                if kernel.name.startswith("triton") and kernel.when(**example):
+                    kernel.run(**example)
             if len(done) > before:
-                print(name, twin.name, len(done) - before, flush=True)
+                print(name, kernel.name, len(done) - before, flush=True)
 
 
 if __name__ == "__main__":

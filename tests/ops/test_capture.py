@@ -1,4 +1,4 @@
-"""Recording of CUDA graphs: graphs of two captures run side by side, as the tower's do beside those of steps."""
+"""Capture of CUDA graphs: graphs of two captures run side by side, as the tower's do beside those of steps."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_captures_share_no_stream() -> None:
-    """cuBLAS has a workspace for each stream, which graphs remember. Red when two captures record on the same stream: graphs
+    """cuBLAS has a workspace for each stream, which graphs remember. Red when two captures capture on the same stream: graphs
     that run side by side would write to one workspace."""
     device, streams = torch.device("cuda"), []
     for _ in range(2):
@@ -30,7 +30,7 @@ def test_captures_share_no_stream() -> None:
 
 @torch.inference_mode()
 def test_products_of_two_captures_side_by_side() -> None:
-    """Long sums of few rows, which cuBLAS splits and joins in its workspace. Red when one capture's graphs spoil another's."""
+    """Long sums of a small M, which cuBLAS splits and joins in its workspace. Red when one capture's graphs spoil another's."""
     device = torch.device("cuda")
     generator = torch.Generator(device).manual_seed(0)
     a = [torch.randn(16, 16384, generator=generator, device=device, dtype=torch.bfloat16) for _ in range(2)]

@@ -6,20 +6,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sightline.errors import ConfigError
 from sightline.ops.attention import kv_store, paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
+from sightline.ops.merge_embeddings import merge_embeddings
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.position_grid import interpolate_position_grid
 from sightline.ops.rotary import (
     Pairing,
+    RotaryAngles,
     TextRotation,
     make_patch_rotary,
     make_rotary_table,
     mrope_axes,
+    rotary,
     text_rotary,
     vision_rotary,
 )
-from sightline.ops.rows import embed_rows
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.token_mask import forbid_tokens
 
@@ -36,11 +39,11 @@ def test_vision_rotary_is_a_rotation_by_row_and_column(head_dim: int, pairing: P
     qkv = torch.randn(5, 3, 2, head_dim)
     before = qkv.clone()
     row_col = torch.tensor([[0, 0], [0, 7], [9, 0], [3, 4], [30, 49]])
-    rotary = make_patch_rotary(50, head_dim, 1e4, torch.device("cpu"), pairing, heads=2)
-    vision_rotary(qkv, row_col, rotary)
+    by = make_patch_rotary(50, head_dim, 1e4, torch.device("cpu"), pairing, heads=2)
+    vision_rotary(qkv, row_col, by)
     assert torch.equal(qkv[:, 2], before[:, 2])
     quarter, half = head_dim // 4, head_dim // 2
-    turns = None if rotary.turns is None else rotary.turns.view(3, 2, half, 2)
+    turns = None if by.turns is None else by.turns.view(3, 2, half, 2)
     for patch in range(5):
         for part in (0, 1):
             for i in range(half):
@@ -56,6 +59,57 @@ def test_vision_rotary_is_a_rotation_by_row_and_column(head_dim: int, pairing: P
                     turned = float(row_col[patch, 0]) * by_row + float(row_col[patch, 1]) * by_column
                     assert 2 * math.pi * turned == pytest.approx(angle, abs=2e-5)
     assert turns is None or not turns[2].any()
+
+
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+@pytest.mark.parametrize("size", [6, 10, 66, 72, 80, 90, 96, 112])
+@pytest.mark.parametrize("kind", ["text", "vision"])
+def test_rotary_of_any_even_head_size(kind: str, size: int, pairing: Pairing) -> None:
+    """q and k, strided and wider than what turns, by indices into the table and by ready cos and sin. Red when a pair takes
+    another frequency, axis or partner, when k is left out, or when the two ways differ by a bit."""
+    if kind == "vision" and size % 4:
+        return  # half of the pairs is no whole number: test_a_tower_without_2d_angles_is_refused
+    cpu, tokens, pairs = torch.device("cpu"), 3, size // 2
+    if kind == "text":
+        table, axes = make_rotary_table(60, size, 1e4, cpu), mrope_axes((pairs - 2, 1, 1), "blocked", cpu)
+    else:
+        table, axes = make_rotary_table(60, size // 2, 1e4, cpu), torch.tensor([0, 1]).repeat_interleave(pairs // 2)
+    index = torch.randint(0, 60, (int(axes.max()) + 1, tokens), generator=torch.Generator().manual_seed(0))
+    packed = torch.randn(tokens, 5, size + 2, generator=torch.Generator().manual_seed(1))
+    before, ready = packed.clone(), packed.clone()
+    angles = RotaryAngles(table.cos, table.sin, index, axes)
+    rotary(packed[:, :2], packed[:, 2:4], angles, pairing)
+    rotary(ready[:, :2], ready[:, 2:4], angles.ready(), pairing)
+    assert torch.equal(packed, ready)
+    assert torch.equal(packed[:, 4], before[:, 4]) and torch.equal(packed[..., size:], before[..., size:])
+    frequencies = table.cos.shape[1]
+    for token in range(tokens):
+        for head in (1, 3):
+            for i in range(pairs):
+                first, second = (i, i + pairs) if pairing == "halves" else (2 * i, 2 * i + 1)
+                angle = float(index[axes[i], token]) * 1e4 ** (-(i % frequencies) / frequencies)
+                x, y = before[token, head, first], before[token, head, second]
+                expected = rotate_pair(float(x), float(y), angle)
+                assert packed[token, head, first] == pytest.approx(expected[0], abs=2e-5)
+                assert packed[token, head, second] == pytest.approx(expected[1], abs=2e-5)
+
+
+def test_rotary_computes_in_float32() -> None:
+    """Red if products are rounded to bfloat16 before they are added."""
+    angles = RotaryAngles(torch.full((1, 33), 0.6), torch.full((1, 33), 0.8))
+    x = torch.randn(2, 1, 4, 66, generator=torch.Generator().manual_seed(2)).bfloat16()
+    q, k = x[0].clone(), x[1].clone()
+    rotary(q, k, angles, "halves")
+    low, high = x[0].float().chunk(2, -1)
+    cos, sin = angles.cos, angles.sin
+    assert torch.equal(q, torch.cat((low * cos - high * sin, high * cos + low * sin), -1).bfloat16())
+
+
+@pytest.mark.parametrize("size", [6, 10, 66, 90])
+def test_a_tower_without_2d_angles_is_refused(size: int) -> None:
+    """Red if it fails later, by a shape."""
+    with pytest.raises(ConfigError, match=f"heads of {size} numbers, but must have a multiple of 4"):
+        make_patch_rotary(50, size, 1e4, torch.device("cpu"))
 
 
 def test_mrope_axes_by_hand() -> None:
@@ -151,11 +205,11 @@ def test_rows_go_to_their_tokens_only() -> None:
     table, rows = torch.tensor([[5.0, 6.0], [7.0, 8.0]]), torch.tensor([[1.0, 2.0, 9.0, 9.0], [3.0, 4.0, 9.0, 9.0]])
     index = torch.tensor([-1, 1, -1, 0])
     ids = torch.tensor([1, 10**12, 0, -1])
-    assert embed_rows(ids, table, rows, index).tolist() == [[7, 8], [3, 4], [5, 6], [1, 2]]
-    assert embed_rows(ids[::2], table, None, None).tolist() == [[7, 8], [5, 6]]
+    assert merge_embeddings(ids, table, rows, index).tolist() == [[7, 8], [3, 4], [5, 6], [1, 2]]
+    assert merge_embeddings(ids[::2], table, None, None).tolist() == [[7, 8], [5, 6]]
 
 
-def test_taps_are_added_after_the_residual_and_rounded_in_between() -> None:
+def test_deepstack_features_are_added_after_the_residual_and_rounded_in_between() -> None:
     """Red when a row goes to another token, or the three numbers are added in another order: in bfloat16 another sum."""
     x, residual = torch.tensor([[1.0], [1.0], [1.0]]).bfloat16(), torch.tensor([[256.0], [256.0], [256.0]]).bfloat16()
     rows, index = torch.tensor([[1.0], [300.0]]).bfloat16(), torch.tensor([0, -1, 1])
@@ -196,8 +250,8 @@ def test_forbidden_tokens_are_those_whose_bit_is_clear(vocab: int) -> None:
     assert torch.equal(scores, expected)
 
 
-def test_a_twin_runs_when_its_predicate_holds_and_not_otherwise() -> None:
-    """Red when dispatch ignores predicates, their order, or `definitions_only`."""
+def test_a_kernel_runs_when_its_predicate_holds_and_not_otherwise() -> None:
+    """Red when dispatch ignores predicates, their order, or `definitions_only`, or when `choose` names what is not called."""
     from sightline.ops.dispatch import Tolerance, definitions_only
 
     @op(examples=lambda make: iter([{"x": make.normal(2)}]), tolerances={torch.float32: Tolerance(0, 0)})
@@ -206,17 +260,20 @@ def test_a_twin_runs_when_its_predicate_holds_and_not_otherwise() -> None:
 
     try:
 
-        @probe.twin("long", when=lambda x: x.shape[0] > 2)
+        @probe.kernel("long", when=lambda x: x.shape[0] > 2)
         def long(x: torch.Tensor) -> str:
             return "long"
 
-        @probe.twin("longer", when=lambda x: x.shape[0] > 1)
+        @probe.kernel("longer", when=lambda x: x.shape[0] > 1, graph_safe=True)
         def longer(x: torch.Tensor) -> str:
             return "longer"
 
         assert [probe(torch.zeros(n)) for n in (1, 2, 3)] == ["definition", "longer", "long"]
+        assert [probe(x=torch.zeros(n)) for n in (1, 2, 3)] == ["definition", "longer", "long"]
+        assert [probe.choose(torch.zeros(n)).name for n in (1, 2, 3)] == ["definition", "longer", "long"]
+        assert [probe.choose(x=torch.zeros(n)).graph_safe for n in (1, 2, 3)] == [False, True, False]
         with definitions_only():
-            assert probe(torch.zeros(3)) == "definition"
+            assert probe(torch.zeros(3)) == "definition" == probe.choose(torch.zeros(3)).name
         with pytest.raises(ValueError, match="twice"):
             op(examples=probe.examples, tolerances={})(probe.definition)
     finally:

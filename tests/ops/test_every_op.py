@@ -1,7 +1,7 @@
-"""Every op of the registry: it has examples and tolerances, its definition is deterministic, and each twin agrees with it.
+"""Every op of the registry: it has examples and tolerances, its definition is deterministic, and each kernel agrees with it.
 
-A new op without examples, a definition that depends on hidden state, or a twin that is off turns this red. Twins that need a
-GPU are compared there (-m gpu); on a CPU only twins whose predicate holds for CPU tensors are.
+A new op without examples, a definition that depends on hidden state, or a kernel that is off turns this red. Kernels that
+need a GPU are compared there (-m gpu); on a CPU only kernels whose predicate holds for CPU tensors are.
 """
 
 import copy
@@ -18,12 +18,12 @@ import torch
 import sightline.ops
 from ops.interpreter import mend_the_interpreter
 from sightline.ops.dispatch import OPS, ExampleMaker, Op, Tolerance, definitions_only
-from sightline.ops.twins import register_twins
+from sightline.ops.kernels import register_kernels
 
 for module in pkgutil.iter_modules(sightline.ops.__path__):
     if not module.ispkg:
         importlib.import_module(f"sightline.ops.{module.name}")
-register_twins()
+register_kernels()
 mend_the_interpreter()
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
@@ -67,8 +67,8 @@ def assert_within(found: torch.Tensor, expected: torch.Tensor, tolerance: Tolera
 
 def test_the_registry_is_filled() -> None:
     expected = {
-        "rms_norm", "add_rms_norm", "layer_norm", "gelu", "linear_gelu_tanh", "silu_mul", "vision_rotary",
-        "rotate_and_store", "segment_attention", "paged_attention", "patch_places", "embed_rows", "add_rms_norm_rows",
+        "rms_norm", "add_rms_norm", "layer_norm", "gelu", "linear_gelu_tanh", "silu_mul", "rotary", "vision_rotary",
+        "rotate_and_store", "segment_attention", "paged_attention", "patch_positions", "merge_embeddings", "add_rms_norm_rows",
         "gather_pages", "best_token", "draw_by_id", "draw_by_score", "attend_new_tokens", "rotated_projection",
         "add_position_grid", "patchify", "resize_bicubic", "quantise_rows", "fp8_linear", "fp8_block_linear",
     }  # fmt: skip
@@ -77,7 +77,7 @@ def test_the_registry_is_filled() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("op", "dtype"), cases())
-def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str) -> None:
+def test_definition_and_kernels(op: Op[..., Any], dtype: torch.dtype, device: str) -> None:
     assert torch.float32 in op.tolerances
     examples = list(op.examples(ExampleMaker(torch.device(device), dtype)))
     assert examples, f"{op.name} has no examples"
@@ -90,16 +90,18 @@ def test_definition_and_twins(op: Op[..., Any], dtype: torch.dtype, device: str)
         for found, again in zip(outcome(op.definition, arguments), expected, strict=True):
             assert torch.equal(found, again)
         placed = inspect.signature(op.definition).bind(**arguments).args  # models call ops either way
-        for twin in op.twins:
-            assert twin.when(*placed) == twin.when(**arguments)
-            if twin.when(**arguments):
-                used.add(twin.name)
-                for found, reference in zip(outcome(twin.run, arguments), expected, strict=True):
+        for kernel in op.kernels:
+            assert kernel.when(*placed) == kernel.when(**arguments)
+            if kernel.when(**arguments):
+                used.add(kernel.name)
+                for found, reference in zip(outcome(kernel.run, arguments), expected, strict=True):
                     assert_within(found, reference, op.tolerances[dtype])
     if os.environ.get("TRITON_INTERPRET") == "1":
-        assert {twin.name for twin in op.twins if twin.name.startswith("triton")} <= used, "a kernel that no example reaches"
+        assert {kernel.name for kernel in op.kernels if kernel.name.startswith("triton")} <= used, (
+            "a kernel that no example reaches"
+        )
     if device == "cuda":
-        assert used == {twin.name for twin in op.twins} or dtype == torch.float32, "a twin that no example reaches"
+        assert used == {kernel.name for kernel in op.kernels} or dtype == torch.float32, "a kernel that no example reaches"
 
 
 @pytest.mark.gpu
@@ -119,19 +121,19 @@ def test_definition_on_the_gpu_equals_the_cpu(op: Op[..., Any], dtype: torch.dty
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "dtype"), cases())
 def test_what_is_recorded_follows_its_tensors(op: Op[..., Any], dtype: torch.dtype) -> None:
-    """Red when a twin that says it may be recorded waits for the device, or takes something from the host that varies."""
+    """Red when a kernel that says it may be captured waits for the device, or takes something from the host that varies."""
     device = torch.device("cuda")
     examples = zip(op.examples(ExampleMaker(device, dtype)), op.examples(ExampleMaker(device, dtype, seed=1)), strict=True)
     for first, second in examples:
-        for twin in op.twins:
-            if not (twin.recordable and twin.when(**first)):
+        for kernel in op.kernels:
+            if not (kernel.graph_safe and kernel.when(**first)):
                 continue
-            expected = outcome(twin.run, second)  # also compiles what must not be compiled while recording
+            expected = outcome(kernel.run, second)  # also compiles what must not be compiled while capture
             inputs = {name: copy.deepcopy(value) for name, value in first.items()}
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                result = twin.run(**inputs)
+                result = kernel.run(**inputs)
             for static, new in zip(tensors(inputs), tensors(second), strict=True):
                 static.copy_(new)
             graph.replay()

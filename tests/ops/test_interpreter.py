@@ -1,4 +1,4 @@
-"""Triton twins without a GPU: the tests of ops again, in a process in which Triton interprets its kernels.
+"""Triton kernels without a GPU: the tests of ops again, in a process in which Triton interprets its kernels.
 
 float32 only: products of bfloat16 are wrong in the interpreter. Red when a kernel computes something else than its definition,
 on any example of its op.
@@ -13,17 +13,19 @@ from pathlib import Path
 import pytest
 
 OPS_WITH_KERNELS = (
-    "vision_rotary embed_rows rms_norm add_rms_norm add_rms_norm_rows layer_norm best_token draw_by_id draw_by_score silu_mul "
-    "patch_places add_position_grid resize_bicubic patchify rotate_and_store paged_attention quantise_rows fp8_block_linear "
-    "linear linear_silu_mul gather_pages repeat_tail join_parts attend_new_tokens"
+    "vision_rotary merge_embeddings rms_norm add_rms_norm add_rms_norm_rows layer_norm best_token draw_by_id draw_by_score "
+    "silu_mul patch_positions add_position_grid resize_bicubic patchify rotate_and_store paged_attention quantise_rows "
+    "fp8_block_linear rotary linear linear_silu_mul gather_pages copy_pages repeat_tail join_parts attend_new_tokens "
+    "causal_conv gated_delta_rule gated_rms_norm sigmoid_mul "
+    "route_tokens group_pairs expert_gate_up expert_down sum_expert_outputs"
 ).split()
 MUST_PASS = {
-    "test_every_op.py": [f"definition_and_twins[{name}-float32-cpu]" for name in OPS_WITH_KERNELS],
+    "test_every_op.py": [f"definition_and_kernels[{name}-float32-cpu]" for name in OPS_WITH_KERNELS],
     "test_sampling_kernels.py": [
         "a_kernel_draws_what_the_definition_draws[0-cpu]",
         "broken_rows_give_a_token_of_the_vocabulary[cpu]",
     ],
-    "test_few_rows.py": ["few_rows_with_shared_sums[cpu-8]", "few_rows_do_not_know_their_neighbours[cpu]"],
+    "test_small_m.py": ["small_m_with_shared_sums[cpu-8]", "small_m_does_not_depend_on_neighbours[cpu]"],
 }
 
 
@@ -41,12 +43,13 @@ def run_interpreted(file: Path, chosen: str, must_pass: list[str]) -> None:
 
 @pytest.mark.parametrize("file", MUST_PASS)
 def test_kernels_agree_with_their_definitions(file: str) -> None:
-    chosen = "cpu and float32 and (definition_and_twins or the_best_token) or cpu and (draws or broken or few_rows)"
+    chosen = "cpu and float32 and (definition_and_kernels or the_best_token) or cpu and (draws or broken or small_m)"
     run_interpreted(Path(__file__).with_name(file), chosen, MUST_PASS[file])
 
 
 @pytest.mark.slow
-def test_steps_agree_with_definitions() -> None:
-    """Red when a recorded step is given to a kernel that does not take it."""
-    file = Path(__file__).parents[1] / "run" / "test_every_bucket.py"
-    run_interpreted(file, "cpu and qwen3", ["every_bucket_gives_what_the_definitions_give[cpu-qwen3-vl]"])
+@pytest.mark.parametrize("family", ["qwen3-vl", "qwen3.5"])
+def test_steps_agree_with_definitions(family: str) -> None:
+    """Red when a captured step is given to a kernel that does not take it, or what it has beyond the batch spoils a state."""
+    file = Path(__file__).parents[1] / "worker" / "test_every_bucket.py"
+    run_interpreted(file, f"cpu and {family} and not moe", [f"every_bucket_gives_what_the_definitions_give[cpu-{family}]"])

@@ -10,10 +10,10 @@ import torch
 
 from ops.interpreter import KERNEL_DEVICES, mend_the_interpreter
 from sightline.ops.dispatch import definitions_only
+from sightline.ops.kernels import register_kernels
 from sightline.ops.sampling import DrawSettings, best_token, draw_by_id, draw_by_score
-from sightline.ops.twins import register_twins
 
-register_twins()
+register_kernels()
 mend_the_interpreter()
 
 
@@ -73,7 +73,7 @@ def test_a_kernel_draws_what_the_definition_draws(seed: int, device: str) -> Non
     scores = torch.stack([some_scores(choose, vocab, generator) for _ in range(rows)]).to(device)
     for ranked, draw in ((True, draw_by_score), (False, draw_by_id)):
         settings = some_settings(choose, rows, vocab, ranked, device)
-        assert draw.twins[0].when(scores, settings)
+        assert draw.kernels[0].when(scores, settings)
         with definitions_only():
             expected = draw(scores, settings).tolist()
         found = draw(scores, settings).tolist()

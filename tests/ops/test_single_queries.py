@@ -5,22 +5,22 @@ import torch
 
 pytest.importorskip("triton")
 from sightline.ops.dispatch import OPS
+from sightline.ops.kernels import register_kernels
 from sightline.ops.rotary import RotaryTable, TextRotation
 from sightline.ops.sequences import PagedSequences
-from sightline.ops.twins import register_twins
-from sightline.run.step_graphs import Bucket, buckets
+from sightline.worker.step_graphs import StepBucket, buckets
 
 HEADS, KV_HEADS, SIZE = 8, 2, 64
 
 
-def takes_it(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the twins for one query each that would be recorded for a step of this size."""
+def takes_it(bucket: StepBucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels for one query each that would be captured for a step of this size."""
     from sightline.ops.triton import new_tokens, paged_attention
 
     for module in (new_tokens, paged_attention):
         monkeypatch.setattr(module, "runs_here", lambda _: True)
     others = (1,) * (bucket.sequences - 1)
-    lengths = (1 if bucket.decoding else bucket.tokens, *others)  # as run/step_graphs.py says them
+    lengths = (1 if bucket.decoding else bucket.tokens, *others)  # as worker/step_graphs.py says them
     cache = torch.empty(2, 16, KV_HEADS, SIZE)
     table, starts = torch.zeros(bucket.sequences, 4, dtype=torch.int32), torch.zeros(bucket.sequences + 1, dtype=torch.int32)
     sequences = PagedSequences(table, starts, starts[1:], lengths, (64,) * bucket.sequences)
@@ -36,7 +36,7 @@ def takes_it(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("most", [8, 64, 256])
 def test_graphs_of_prompts_never_take_the_kernels_for_single_queries(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    register_twins()
+    register_kernels()
     assert {"attend_new_tokens", "paged_attention"} <= OPS.keys()
     alike = 0
     for bucket in buckets(most, 4096):

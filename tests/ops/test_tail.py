@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sightline.ops.attention import segment_attention
+from sightline.ops.kernels import register_kernels
 from sightline.ops.tail import split_tail
-from sightline.ops.twins import register_twins
 
 
 @pytest.mark.parametrize("tokens", [3072, 3520, 4096, 8160, 8192, 14_400, 20_000, 65_536])
@@ -35,14 +35,14 @@ def test_short_or_even_ones_are_left_whole() -> None:
 )
 def test_attention_with_a_tail_apart(tokens: int, real: int) -> None:
     """`tokens` is the bound that the host knows. Red when a part is lost, weighs wrong, or reads what is not real."""
-    register_twins()
+    register_kernels()
     generator = torch.Generator("cuda").manual_seed(0)
     qkv = torch.randn(tokens, 3, 16, 80, device="cuda", generator=generator).bfloat16()
     qkv[real:] = 100.0  # left over from others
     q, k, v = qkv.unbind(1)
     starts = torch.tensor([0, real], dtype=torch.int32, device="cuda")
-    twin = next(twin for twin in segment_attention.twins if twin.when(q, k, v, starts, (tokens,), 0.1))
-    assert twin.name == "flash-attn-4"
-    found = twin.run(q, k, v, starts, (tokens,), 0.1)[:real]
+    kernel = segment_attention.choose(q, k, v, starts, (tokens,), 0.1)
+    assert kernel.name == "flash-attn-4"
+    found = kernel.run(q, k, v, starts, (tokens,), 0.1)[:real]
     expected = segment_attention.definition(q[:real], k[:real], v[:real], starts, (real,), 0.1)
     torch.testing.assert_close(found, expected, atol=1.6e-2, rtol=1.6e-2)

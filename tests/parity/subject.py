@@ -1,5 +1,6 @@
 """Our side of the comparison: the same conversations through the package, and the checks that several files make."""
 
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from oracle import Oracle, Rows, oracle
+from conftest import FAMILIES as FAMILIES
+from oracle import Oracle, OracleEmbeddings, oracle
+from parity import routing
 from parity.conversations import Messages
 from plain_loop import SingleSequence, encode_items
 from sightline.llm import LLM
-from sightline.prompt.request import build_request
 from sightline.types import Request
 
-FAMILIES = ("qwen3-vl", "qwen2.5-vl", "glm-4.1v")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 TOLERANCE = 1e-4
 
@@ -30,14 +31,7 @@ class Subject:
 
     @staticmethod
     def request_of(llm: LLM, messages: list[dict[str, Any]]) -> Request:
-        return build_request(
-            messages,
-            template=llm.template,
-            tokenizer=llm.tokenizer,
-            spec=llm.spec,
-            processor=llm.processor,
-            limits=llm.config.media,
-        )
+        return llm.prompts.chat(messages)
 
     def rows(self, request: Request) -> torch.Tensor | None:
         return encode_items(self.llm.model, request, self.llm.processor)
@@ -107,19 +101,25 @@ def check_bfloat16(
     rounded: Oracle,
     ours: Subject,
     request: Request,
-    exact_rows: Rows | None,
-    rounded_rows: Rows | None,
+    exact_rows: OracleEmbeddings | None,
+    rounded_rows: OracleEmbeddings | None,
     continuation: list[int],
 ) -> int:
     """Against float32, our bfloat16 logits err at most 1.5 times as much as transformers' own, and choose the same tokens.
 
     `exact` is transformers in float32, `rounded` in bfloat16, with their rows of the request's items. Logits are teacher-forced
     on a continuation. Where float32's best two are closer than twice transformers' own bfloat16 error, either may win: such
-    ties are counted and returned, everywhere else the best token must be float32's.
+    ties are counted and returned, everywhere else the best token must be float32's. Tokens go to the experts of float32.
     """
-    truth = exact.logits_for_request(request, exact_rows, continuation)
-    theirs = rounded.logits_for_request(request, rounded_rows, continuation).float()
-    mine = ours.logits(request, continuation).float()
+    with routing.recorded(routing.gates(exact), 2) as calls:
+        truth = exact.logits_for_request(request, exact_rows, continuation)
+    wanted, experts = routing.joined(calls), ours.llm.spec.text.experts
+    with ExitStack() as stack:
+        if experts is not None:
+            stack.enter_context(routing.forced_theirs(rounded, experts, wanted))
+            stack.enter_context(routing.forced_ours(ours.llm.model, wanted))
+        theirs = rounded.logits_for_request(request, rounded_rows, continuation).float()
+        mine = ours.logits(request, continuation).float()
     their_error, my_error = ((x - truth).square().mean().sqrt() for x in (theirs, mine))
     assert my_error <= 1.5 * their_error, f"ours {my_error:.5f}, transformers' {their_error:.5f}"
     answer = slice(len(request) - 1, -1)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from file_patches import make_patches
 from oracle import oracle
 from parity.conversations import conversations
 from parity.subject import DEVICES, FAMILIES, TOLERANCE, both, check_bfloat16, check_ids_and_positions, check_rows, subject
 from plain_loop import encode_items
-from sightline.vision.patches import make_patches
-from sightline.vision.tower_batch import make_tower_batch
 
 GREEDY_TOKENS = 64
 
@@ -42,9 +41,9 @@ def test_folded_patches_equal_unfolded(tiny_checkpoints: dict[str, Path], family
     request = ours.request(conversations()["several sizes"])
     model, image = ours.llm.model, ours.llm.processor.image
     full = [make_patches(item, image, torch.device(device), torch.float32, compact=False) for item in request.items]
-    batch = make_tower_batch(full, [item.grid for item in request.items], model.spec.vision, torch.device(device))
+    batch = model.vision.make_batch(full, [item.grid for item in request.items])
     compact = encode_items(model, request, ours.llm.processor)
-    assert compact is not None and full[0].shape[1] == model.vision.patch_embed.weight.shape[1]
+    assert compact is not None and full[0].shape[1] == model.vision.patch_width
     torch.testing.assert_close(compact, model.encode(batch), atol=TOLERANCE, rtol=0)
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from clips import make_clip
-from oracle import Oracle, Rows
+from file_patches import make_patches
+from oracle import Oracle, OracleEmbeddings
 from parity.conversations import picture
 from parity.subject import DEVICES, FAMILIES, TOLERANCE, Subject, both, check_bfloat16
 from sightline.types import Request
-from sightline.vision.patches import make_patches
 
 pytestmark = [pytest.mark.parametrize("family", FAMILIES), pytest.mark.parametrize("device", DEVICES)]
 GREEDY_TOKENS = 64
@@ -38,7 +38,7 @@ CASES = {
 every_case = pytest.mark.parametrize("name", CASES)
 
 
-def _reference_rows(reference: Oracle, ours: Subject, request: Request) -> Rows:
+def _reference_rows(reference: Oracle, ours: Subject, request: Request) -> OracleEmbeddings:
     """transformers' tower on the full patches of each item, item by item."""
     processor = ours.llm.processor
     found = []
@@ -46,8 +46,8 @@ def _reference_rows(reference: Oracle, ours: Subject, request: Request) -> Rows:
         spec = processor.image if item.ref.kind == "image" else processor.video
         patches = make_patches(item, spec, torch.device(reference.device), torch.float32, compact=False)
         found.append(reference.rows(patches, torch.tensor([item.grid])))
-    taps = [torch.cat(tap) for tap in zip(*(rows.taps for rows in found), strict=True)]
-    return Rows(torch.cat([rows.main for rows in found]), taps)
+    deepstack_features = [torch.cat(deepstack) for deepstack in zip(*(rows.deepstack_features for rows in found), strict=True)]
+    return OracleEmbeddings(torch.cat([rows.main for rows in found]), deepstack_features)
 
 
 @every_case

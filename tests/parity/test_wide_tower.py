@@ -14,7 +14,7 @@ from PIL import Image
 from oracle import Oracle
 from parity.subject import Subject, check_rows_in_bfloat16
 from sightline.models.create import create_checkpoint
-from sightline.models.families import FAMILIES
+from sightline.models.registry import family_named
 
 pytestmark = pytest.mark.gpu
 WIDE = {"hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304}
@@ -23,7 +23,7 @@ SIZES = {"720p": [(720, 1280)], "1080p": [(1080, 1920)], "2k": [(1440, 2560)], "
 
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family = FAMILIES["qwen3-vl"]
+    family = family_named("qwen3-vl")
     tiny = family.sizes["tiny"]
     folder = tmp_path_factory.mktemp("wide") / "qwen3-vl"
     with pytest.MonkeyPatch.context() as patch:

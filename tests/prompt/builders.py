@@ -1,118 +1,93 @@
 """Small models, tokenizers and media, made by hand, for the tests of prompt building."""
 
 from pathlib import Path
+from typing import Any
 
-from sightline.prompt.byte_tokenizer import special_tokens, write_byte_tokenizer
+from family_processors import FAMILIES, make_processor, patch_spec
+from sightline.config import MediaConfig
+from sightline.models.registry import family_named
+from sightline.prompt.builder import PromptBuilder
+from sightline.prompt.byte_tokenizer import write_byte_tokenizer
+from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
-from sightline.spec import ImageSpec, MediaTokens, ModelSpec, ProcessorSpec, TextRopeSpec, TextSpec, VideoSpec, VisionSpec
-from sightline.types import ImageHeader, MediaItem, MediaRef, VideoHeader
+from sightline.spec import (
+    MediaTokens,
+    MlpMergerSpec,
+    ModelSpec,
+    PatchEmbeddingSpec,
+    PatchTowerSpec,
+    ProcessorSpec,
+    TextSpec,
+    TowerBlockSpec,
+)
+from sightline.types import ImageHeader, MediaItem, MediaRef, VideoHeader, View
 
-FAMILIES = ("qwen2.5-vl", "qwen3-vl", "glm-4.1v")
-STYLES = {"qwen2.5-vl": "qwen2_5", "qwen3-vl": "qwen3", "glm-4.1v": "glm"}
-EOS = {"qwen2.5-vl": "<|im_end|>", "qwen3-vl": "<|im_end|>", "glm-4.1v": "<|endoftext|>"}
+EOS = {family: family_named(family).eos_tokens[0] for family in FAMILIES}
+
+
+def own_template(family: str) -> str:
+    return family_named(family).chat_template.read_text(encoding="utf-8")
 
 
 def byte_tokenizer(folder: Path, family: str, base: int | None = 256) -> Tokenizer:
-    write_byte_tokenizer(folder, special_tokens(family, base), EOS[family])
+    write_byte_tokenizer(folder, family_named(family).special_tokens.ids(base), EOS[family])
     return Tokenizer.from_folder(folder)
 
 
-def media_tokens(family: str, base: int | None = 256) -> MediaTokens:
-    ids = special_tokens(family, base)
-    if family == "glm-4.1v":
-        return MediaTokens(
-            image=ids["<|image|>"],
-            video=ids["<|video|>"],
-            video_row=ids["<|image|>"],
-            image_start=ids["<|begin_of_image|>"],
-            image_end=ids["<|end_of_image|>"],
-            video_start=ids["<|begin_of_video|>"],
-            video_end=ids["<|end_of_video|>"],
-        )
-    start, end = ids["<|vision_start|>"], ids["<|vision_end|>"]
-    image, video = ids["<|image_pad|>"], ids["<|video_pad|>"]
-    return MediaTokens(
-        image=image, video=video, video_row=video, image_start=start, image_end=end, video_start=start, video_end=end
+def prompt_builder(folder: Path, family: str, max_model_len: int = 4096, limits: MediaConfig | None = None) -> PromptBuilder:
+    return PromptBuilder(
+        template=ChatTemplate(own_template(family)),
+        tokenizer=byte_tokenizer(folder, family),
+        spec=model_spec(family),
+        processor=processor_spec(family),
+        limits=limits or MediaConfig(),
+        max_model_len=max_model_len,
+        model="a model",
     )
+
+
+def media_tokens(family: str, base: int | None = 256) -> MediaTokens:
+    ids, fields = family_named(family).special_tokens.ids(base), family_named(family).token_fields
+    return MediaTokens(ids[fields["image_token_id"]], ids[fields["video_token_id"]])
 
 
 def model_spec(family: str, max_position: int = 4096) -> ModelSpec:
     """Only what prompt building reads is meant: the media tokens, the merge size and max_position."""
     text = TextSpec(
-        num_layers=1,
+        layers=(),
         hidden_size=16,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=16,
-        intermediate_size=16,
         vocab_size=512,
         norm_eps=1e-6,
-        qkv_bias=False,
-        qk_norm=False,
         sandwich_norm=False,
         tie_word_embeddings=True,
-        rope=TextRopeSpec(theta=1e4, rotary_dim=16, sections=(2, 3, 3), layout="blocked", pairing="halves"),
         max_position=max_position,
     )
-    vision = VisionSpec(
-        depth=1,
-        hidden_size=16,
-        num_heads=1,
-        intermediate_size=16,
+    vision = PatchTowerSpec(
         out_hidden_size=16,
-        in_channels=3,
-        patch_size=14,
-        temporal_patch_size=2,
-        merge_size=2,
-        norm="rms",
-        norm_eps=1e-6,
-        mlp="gated_silu",
-        mlp_bias=False,
-        qkv_bias=False,
-        proj_bias=False,
-        patch_bias=False,
-        patch_norm=False,
-        position_grid=None,
-        window=None,
-        deepstack_layers=(),
-        merger="norm_mlp",
-        merger_norm="rms",
-        merger_intermediate_size=16,
+        depth=1,
+        patch_embed=PatchEmbeddingSpec(in_channels=3, patch_size=14, temporal_patch_size=2, bias=False, norm=False),
+        block=TowerBlockSpec(
+            hidden_size=16,
+            num_heads=1,
+            intermediate_size=16,
+            norm="rms",
+            norm_eps=1e-6,
+            mlp="gated_silu",
+            mlp_bias=False,
+            qkv_bias=False,
+            proj_bias=False,
+        ),
         rope_theta=1e4,
+        merge_size=2,
+        merger=MlpMergerSpec("rms"),
     )
     return ModelSpec(
         family=family, text=text, vision=vision, tokens=media_tokens(family), dtype="float32", eos_token_ids=(256,)
     )
 
 
-def processor_spec(family: str) -> ProcessorSpec:
-    half = (0.5, 0.5, 0.5)
-    image = ImageSpec(
-        min_pixels=28 * 28,
-        max_pixels=280 * 280,
-        budget="per_clip" if family == "glm-4.1v" else "per_image",
-        patch_size=14,
-        temporal_patch_size=2,
-        merge_size=2,
-        mean=half,
-        std=half,
-    )
-    video = VideoSpec(
-        style=STYLES[family],  # type: ignore[arg-type]
-        min_pixels=28 * 28,
-        max_pixels=280 * 280 * 8,
-        fps=2.0,
-        min_frames=4,
-        max_frames=16,
-        max_seconds=300.0,
-        patch_size=14,
-        temporal_patch_size=2,
-        merge_size=2,
-        mean=half,
-        std=half,
-        tokens_per_second=2.0,
-    )
-    return ProcessorSpec(image=image, video=video)
+def processor_spec(family: str, **own: Any) -> ProcessorSpec:
+    return make_processor(family, patch_spec(28 * 28, 280 * 280), patch_spec(28 * 28, 280 * 280 * 8), **own)
 
 
 def image_item(gh: int, gw: int, name: bytes = b"image") -> MediaItem:
@@ -121,9 +96,8 @@ def image_item(gh: int, gw: int, name: bytes = b"image") -> MediaItem:
     header = ImageHeader(format="PNG", width=width, height=height, orientation=1)
     ref = MediaRef(kind="image", data=b"", digest=name.ljust(32, b"\0"), header=header, source="<bytes>")
     grid = (1, gh * 2, gw * 2)
-    return MediaItem(
-        ref=ref, key=ref.digest, grid=grid, resized=(height, width), frame_indices=(), frame_times=(), rows=gh * gw
-    )
+    view = View.whole((height, width))
+    return MediaItem(ref=ref, key=ref.digest, views=(view,), grids=(grid,), frame_indices=(), frame_times=(), rows=gh * gw)
 
 
 def video_item(
@@ -139,8 +113,8 @@ def video_item(
     return MediaItem(
         ref=ref,
         key=ref.digest,
-        grid=(groups, gh * 2, gw * 2),
-        resized=(height, width),
+        views=(View.whole((height, width)),),
+        grids=((groups, gh * 2, gw * 2),),
         frame_indices=frames,
         frame_times=tuple(index / fps for index in frames),
         rows=groups * gh * gw,
@@ -152,8 +126,8 @@ def video_item(
 QWEN_IMAGE, QWEN_VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 GLM_IMAGE = "<|begin_of_image|><|image|><|end_of_image|>"
 GLM_VIDEO = "<|begin_of_video|><|video|><|end_of_video|>"
-IMAGE = {"qwen2.5-vl": QWEN_IMAGE, "qwen3-vl": QWEN_IMAGE, "glm-4.1v": GLM_IMAGE}
-VIDEO = {"qwen2.5-vl": QWEN_VIDEO, "qwen3-vl": QWEN_VIDEO, "glm-4.1v": GLM_VIDEO}
+IMAGE = {family: GLM_IMAGE if family.startswith("glm") else QWEN_IMAGE for family in FAMILIES}
+VIDEO = {family: GLM_VIDEO if family.startswith("glm") else QWEN_VIDEO for family in FAMILIES}
 CASES = {  # I: an image, V: a video, P: an image's placeholder without its start and end marks; the rest is text
     "one": "What is I?",
     "several": "a I bb I, c I!",
@@ -170,7 +144,7 @@ FRAMES = [((0, 5, 9, 13, 20, 29), 4.0), ((0, 7, 15, 22), 7.5)]
 
 def written(case: str, family: str) -> tuple[str, list[MediaItem]]:
     """The case as a prompt of the family, and hand-made items for it."""
-    bare = "<|image|>" if family == "glm-4.1v" else "<|image_pad|>"
+    bare = "<|image|>" if family.startswith("glm") else "<|image_pad|>"
     forms = {"I": IMAGE[family], "P": bare, "V": VIDEO[family]}
     items: list[MediaItem] = []
     for char in case:

@@ -17,11 +17,18 @@ torchvision_on_cpu.declare_operators()  # before transformers looks for torchvis
 import transformers  # noqa: E402
 from transformers.models.glm4v.modeling_glm4v import Glm4vModel  # noqa: E402
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel  # noqa: E402
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model  # noqa: E402
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel  # noqa: E402
 
 from sightline.types import MediaItem  # noqa: E402
 
-_MODELS = {"qwen2.5-vl": Qwen2_5_VLModel, "qwen3-vl": Qwen3VLModel, "glm-4.1v": Glm4vModel}
+_MODELS = {
+    "qwen2.5-vl": Qwen2_5_VLModel,
+    "qwen3-vl": Qwen3VLModel,
+    "qwen3.5": Qwen3_5Model,
+    "glm-4.1v": Glm4vModel,
+    "glm-4.6v-flash": Glm4vModel,
+}
 
 
 def processor(family: str, folder: Path) -> Any:
@@ -32,7 +39,9 @@ def processor(family: str, folder: Path) -> Any:
     image, video, both = {
         "qwen2.5-vl": ("Qwen2VLImageProcessor", "Qwen2VLVideoProcessor", "Qwen2_5_VLProcessor"),
         "qwen3-vl": ("Qwen2VLImageProcessor", "Qwen3VLVideoProcessor", "Qwen3VLProcessor"),
+        "qwen3.5": ("Qwen2VLImageProcessor", "Qwen3VLVideoProcessor", "Qwen3VLProcessor"),
         "glm-4.1v": ("Glm4vImageProcessor", "Glm4vVideoProcessor", "Glm4vProcessor"),
+        "glm-4.6v-flash": ("Glm46VImageProcessor", "Glm46VVideoProcessor", "Glm46VProcessor"),
     }[family]
     return getattr(transformers, both)(
         image_processor=getattr(transformers, image)(**numbers),

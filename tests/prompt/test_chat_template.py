@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from assets import asset
-from sightline.errors import PromptError
-from sightline.prompt.template import ChatTemplate, own_template
+from prompt.builders import own_template
+from sightline.config import MediaConfig, ModelConfig
+from sightline.errors import ConfigError, PromptError
+from sightline.models.files import read_model_files
+from sightline.prompt.template import ChatTemplate
 
 TOOLS = [
     {
@@ -83,6 +86,24 @@ TOOL_CHATS: dict[str, list[dict[str, Any]]] = {
         user(text("And now?"), IMAGE),
     ],
     "tool first": [{"role": "tool", "content": "r"}, {"role": "tool", "content": "s"}, {"role": "user", "content": "u"}],
+}
+GLM_CHATS: dict[str, list[dict[str, Any]]] = {
+    "thoughts": [
+        {"role": "user", "content": "a/nothink"},
+        {"role": "assistant", "content": "<think>\nold\n</think>\n\nb"},
+        {"role": "user", "content": "a/nothink"},
+        {"role": "assistant", "content": "<think>\nnew\n</think>\nc\n"},
+        {"role": "assistant", "content": "d", "reasoning_content": " e "},
+        {"role": "assistant", "content": "<think>f</think>"},
+    ],
+    "results": [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "x"},
+        {"role": "tool", "content": "r"},
+        {"role": "tool", "content": "s"},
+        {"role": "user", "content": "v"},
+        {"role": "tool", "content": [text("a picture: "), IMAGE, VIDEO]},
+    ],
 }
 
 
@@ -158,6 +179,80 @@ def test_own_equals_real(family: str, model: str, name: str, add_vision_id: bool
     """Red on any difference of output between our template and the published one."""
     options = {"add_vision_id": add_vision_id, "add_generation_prompt": add_generation_prompt}
     assert own(family).render(CHATS[name], **options) == real(model).render(CHATS[name], **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"enable_thinking": False}, {"enable_thinking": True}, {"add_generation_prompt": False}]
+)
+@pytest.mark.parametrize("name", [*CHATS, "thoughts", "results"])
+def test_own_glm_4_6v_equals_its_sister(name: str, options: dict[str, Any]) -> None:
+    """Red on any difference from GLM-OCR's template, which has the same processor; GLM-4.6V's own was not to be had."""
+    chat = (CHATS | GLM_CHATS)[name]
+    assert own("glm-4.6v-flash").render(chat, **options) == real("GLM-OCR").render(chat, **options)
+
+
+THOUGHTFUL_CHATS: dict[str, list[dict[str, Any]]] = {
+    "thoughts": [
+        {"role": "user", "content": " a "},
+        {"role": "assistant", "content": "<think>\nold\n</think>\n\nb"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "<think>\nnew\n</think>\n\n d\n"},
+        {"role": "tool", "content": "r"},
+        {"role": "assistant", "content": "e", "reasoning_content": " f "},
+    ],
+    "values": [
+        {"role": "system", "content": " "},
+        user(text("Weather?"), VIDEO, IMAGE),
+        {
+            "role": "assistant",
+            "content": " ",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {
+                    "function": {
+                        "name": "f",
+                        "arguments": {"a": "x <y>\nz", "b": [1, "é"], "c": {"d": None}, "e": True, "g": 1.5},
+                    }
+                },
+                {"function": {"name": "g", "arguments": {}}},
+                {"function": {"name": "h"}},
+            ],
+        },
+        {"role": "tool", "content": [text("a "), IMAGE]},
+        {"role": "tool", "content": "s"},
+        {"role": "user", "content": "<tool_response>\nasked by hand\n</tool_response>"},
+        {"role": "assistant", "content": None},
+    ],
+    "refused: two systems": [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}],
+    "refused: picture of the system": [{"role": "system", "content": [IMAGE]}, {"role": "user", "content": "u"}],
+    "refused: role": [{"role": "user", "content": "u"}, {"role": "developer", "content": "s"}],
+    "refused: nobody asks": [{"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}],
+    "refused: part": [{"role": "user", "content": [{"type": "audio"}]}],
+    "refused: nothing": [],
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"enable_thinking": False},
+        {"enable_thinking": True, "tools": TOOLS},
+        {"add_vision_id": True, "add_generation_prompt": False},
+    ],
+)
+@pytest.mark.parametrize("name", [*CHATS, *TOOL_CHATS, *THOUGHTFUL_CHATS])
+def test_own_qwen3_5_equals_real(name: str, options: dict[str, Any]) -> None:
+    """Red on any difference from the published template: what it writes, and what it refuses."""
+    chat = (CHATS | TOOL_CHATS | THOUGHTFUL_CHATS)[name]
+    found = []
+    for template in (own("qwen3.5"), real("Qwen3.5-27B")):
+        try:
+            found.append(template.render(chat, **options))
+        except PromptError as error:
+            found.append(f"refused: {error}")
+    assert found[0] == found[1]
+    assert found[0].startswith("refused: ") or not name.startswith("refused")
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
@@ -303,7 +398,13 @@ def test_tools_are_refused_where_they_would_be_dropped() -> None:
         own("glm-4.1v").render(TOOL_CHATS["call"])
 
 
-def test_unknown_family() -> None:
-    """Red if an unknown family does not name itself in the error."""
-    with pytest.raises(PromptError, match="'llava'"):
-        own_template("llava")
+def test_a_file_instead_of_the_checkpoints_template(tmp_path: Path) -> None:
+    """Red when --chat-template is ignored, or when its variables are not those of the checkpoint."""
+    template = tmp_path / "own.jinja"
+    template.write_text("own {{ eos_token }}")
+    files = read_model_files(ModelConfig(chat_template=str(template)), MediaConfig())
+    plain = read_model_files(ModelConfig(), MediaConfig())
+    assert files.template.render([{}]) == f"own {plain.template.constants['eos_token']}"
+    assert files.prompt_builder(MediaConfig()).template is files.template
+    with pytest.raises(ConfigError, match="chat_template is 'chatml', but there is no such file"):
+        read_model_files(ModelConfig(chat_template="chatml"), MediaConfig())

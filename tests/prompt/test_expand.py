@@ -14,11 +14,11 @@ from prompt.builders import (
     IMAGE,
     QWEN_IMAGE,
     QWEN_VIDEO,
-    STYLES,
     VIDEO,
     byte_tokenizer,
     image_item,
     media_tokens,
+    processor_spec,
     video_item,
     written,
 )
@@ -37,7 +37,7 @@ class Bench:
         self.tokens = media_tokens(family)
 
     def expand(self, prompt: str, *items: MediaItem) -> tuple[list[int], tuple[MediaSpan, ...]]:
-        ids, spans = expand(prompt, items, self.tokens, STYLES[self.family], self.tokenizer)  # type: ignore[arg-type]
+        ids, spans = expand(prompt, items, processor_spec(self.family), self.tokens, self.tokenizer)
         assert ids.dtype == np.int32
         return ids.tolist(), spans
 
@@ -57,8 +57,8 @@ def test_images(bench: Bench) -> None:
     """Red if a run has the wrong length or id, a span starts one off, or row offsets are not per item."""
     one = IMAGE[bench.family]
     ids, spans = bench.expand(f"ab{one}c{one}{one}", image_item(2, 3), image_item(1, 1), image_item(4, 1))
-    t = bench.tokens
-    start, pad, end = [t.image_start], [t.image], [t.image_end]
+    start, pad, end = ([token] for token in bench.tokenizer.encode(one))
+    assert pad == [bench.tokens.image]
     assert ids == [97, 98, *start, *pad * 6, *end, 99, *start, *pad, *end, *start, *pad * 4, *end]
     assert spans == (MediaSpan(0, 3, 6, 0), MediaSpan(1, 12, 1, 0), MediaSpan(2, 15, 4, 0))
 
@@ -106,6 +106,15 @@ def test_glm_video(tmp_path: Path) -> None:
     assert [(span.start, span.count, span.row) for span in spans] == [(3, 2, 0), (8, 2, 2), (13, 2, 4)]
 
 
+def test_glm_4_6v_video(tmp_path: Path) -> None:
+    """Red if times are whole seconds as in GLM-4.1V, those of another frame than a group's first, or have other digits."""
+    bench = Bench(tmp_path, "glm-4.6v-flash")
+    video = video_item(3, 1, 2, fps=4.0, indices=(0, 5, 7, 13, 47, 50))  # first frames at 0, 1.75 and 11.75 s
+    pads = "<|begin_of_image|><|image|><|image|><|end_of_image|>"
+    written = f"{pads}0.0 seconds{pads}1.8 seconds{pads}11.8 seconds"
+    assert bench.text(f"a{GLM_VIDEO}b", video) == f"a<|begin_of_video|>{written}<|end_of_video|>b"
+
+
 def test_one_frame_and_odd_frames(tmp_path: Path) -> None:
     """Red if a group padded by repeating its last frame is timed by anything but its two entries."""
     bench = Bench(tmp_path, "qwen3-vl")
@@ -144,7 +153,13 @@ def test_tokenizer_without_special_placeholders(tmp_path: Path) -> None:
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<|image_pad|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(PromptError, match="to 0 ids where 1 belong"):
-        expand(QWEN_IMAGE, [image_item(1, 1)], media_tokens("qwen3-vl"), "qwen3", Tokenizer.from_folder(tmp_path))
+        expand(
+            QWEN_IMAGE,
+            [image_item(1, 1)],
+            processor_spec("qwen3-vl"),
+            media_tokens("qwen3-vl"),
+            Tokenizer.from_folder(tmp_path),
+        )
 
 
 # --- against transformers ---
@@ -158,7 +173,7 @@ def test_equals_transformers(bench: Bench, case: str) -> None:
     prompt, items = written(CASES[case], bench.family)
     # From 5.10 on, transformers keeps Qwen3's outer start and end around the groups. Without them in its prompt it writes the
     # format the models were trained with.
-    theirs = prompt.replace(QWEN_VIDEO, "<|video_pad|>") if bench.family == "qwen3-vl" else prompt
+    theirs = prompt.replace(QWEN_VIDEO, "<|video_pad|>") if bench.family in ("qwen3-vl", "qwen3.5") else prompt
     expected = processed(bench.family, bench.folder, theirs, items)["input_ids"][0].tolist()
     ids, spans = bench.expand(prompt, *items)
     assert ids == expected
@@ -166,7 +181,7 @@ def test_equals_transformers(bench: Bench, case: str) -> None:
     for span in spans:
         assert span.row == rows[span.item]
         rows[span.item] += span.count
-        assert set(ids[span.start : span.start + span.count]) <= {bench.tokens.image, bench.tokens.video_row}
+        assert set(ids[span.start : span.start + span.count]) <= set(bench.tokens.pads)
     assert list(rows.values()) == [item.rows for item in items]
 
 
@@ -175,7 +190,7 @@ def test_times_merge_with_their_neighbours() -> None:
     tokenizer = Tokenizer.from_folder(asset("tokenizer/qwen3"))
     tokens = media_tokens("qwen3-vl", None)
     video = video_item(2, 1, 2, fps=2.0)
-    ids, _ = expand(f"Look at this:{QWEN_VIDEO}<end", [video], tokens, "qwen3", tokenizer)
+    ids, _ = expand(f"Look at this:{QWEN_VIDEO}<end", [video], processor_spec("qwen3-vl"), tokens, tokenizer)
     pads = "<|vision_start|><|video_pad|><|video_pad|><|vision_end|>"
     whole = f"Look at this:<0.2 seconds>{pads}<1.2 seconds>{pads}<end"
     assert ids.tolist() == tokenizer.encode(whole)

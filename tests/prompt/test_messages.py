@@ -106,7 +106,9 @@ def user(*content: Any) -> list[dict[str, Any]]:
         (user({"type": "video_url", "video_url": 3}), "no URL in 'video_url.url'"),
         (user({"type": "image"}), "'image' but no 'image' field"),
         (user({"type": "video", "image": "x"}), "field 'image' that is not supported"),
-        (user({"type": "image", "image": "x", "max_pixels": 3}), r"content\[0\] has a field 'max_pixels'"),
+        (user({"type": "image", "image": "x", "max_frames": 3}), r"content\[0\] has a field 'max_frames'"),
+        (user({"type": "video", "video": "x", "fps": 0}), "fps is 0, but must be a number above 0"),
+        (user({"type": "video_url", "video_url": {"url": ["u", 3]}}), "no URL in 'video_url.url'"),
         (user({"type": "image_url", "image_url": {"url": "u", "fps": 3}}), r"content\[0\]\.image_url has a field 'fps'"),
     ],
 )

@@ -1,6 +1,8 @@
 """Token ids: the real tokenizers against known ids, and our byte tokenizer against transformers' reading of its files."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from assets import asset
 from prompt.builders import EOS, FAMILIES, byte_tokenizer
 from sightline.errors import CheckpointError, ConfigError, PromptError
-from sightline.prompt.byte_tokenizer import special_tokens, write_byte_tokenizer
+from sightline.models.registry import family_named
+from sightline.prompt.byte_tokenizer import write_byte_tokenizer
 from sightline.prompt.tokenizer import Tokenizer, special_token_names
 
 TEXTS = [
@@ -36,12 +39,27 @@ def test_golden_ids(kind: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
+def test_golden_ids_of_qwen3_5(tmp_path: Path) -> None:
+    """The same of a tokenizer that counts marks as letters, put together from its published ranks; and its special tokens."""
+    folder = asset("tokenizer")
+    ranks = folder / "qwen3_5" / "qwen3_6.tiktoken"
+    program = [sys.executable, str(folder / "build_tokenizer.py"), "qwen3_5", str(ranks), str(tmp_path / "tokenizer.json")]
+    subprocess.run(program, check=True)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    cases = json.loads((folder / "golden_ids.json").read_text())["qwen3_5"]["cases"]
+    assert len(cases) > 20 and [text for text, ids in cases if tokenizer.encode(text) != ids] == []
+    table = family_named("qwen3.5").special_tokens.ids()
+    assert {name: tokenizer.id_of(name) for name in table} == table and tokenizer.vocab_size == max(table.values()) + 1
+
+
 def test_real_special_ids() -> None:
     """Red if our table of Qwen's special tokens differs from the published tokenizers in a name, an id or a visibility."""
     for kind, family in (("qwen2_5", "qwen2.5-vl"), ("qwen3", "qwen3-vl")):
         folder = asset(f"tokenizer/{kind}")
         tokenizer = Tokenizer.from_folder(folder)
-        table = special_tokens(family)
+        table = family_named(family).special_tokens.ids()
         published = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
         assert {name: int(token_id) for token_id, token in published.items() if (name := token["content"])} == table
         assert {name: tokenizer.id_of(name) for name in table} == table
@@ -57,7 +75,7 @@ def test_real_special_ids() -> None:
 def test_bytes_and_specials(family: str, base: int | None, tmp_path: Path) -> None:
     """Red if a byte is not its own id, a special token loses its id over a gap, or merges appear."""
     tokenizer = byte_tokenizer(tmp_path, family, base)
-    table = special_tokens(family, base)
+    table = family_named(family).special_tokens.ids(base)
     assert tokenizer.encode("aé\n🦙") == list("aé\n🦙".encode())
     assert tokenizer.encode("".join(f"{name}." for name in table)) == [x for i in table.values() for x in (i, ord("."))]
     assert {name: tokenizer.id_of(name) for name in table} == table
@@ -67,14 +85,14 @@ def test_bytes_and_specials(family: str, base: int | None, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("base", [None, 256])
-@pytest.mark.parametrize(("family", "model_type"), [*zip(FAMILIES, ("qwen2_5_vl", "qwen3_vl", "glm4v"), strict=True)])
+@pytest.mark.parametrize(("family", "model_type"), [(family, family_named(family).model_type) for family in FAMILIES])
 def test_transformers_gives_the_same_ids(family: str, model_type: str, base: int | None, tmp_path: Path) -> None:
     """Red if transformers reads other ids, another end token or another notion of what is special from our files."""
     from prompt.oracle import transformers
 
     ours = byte_tokenizer(tmp_path, family, base)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))  # may make transformers choose a class
-    names = special_tokens(family, base)
+    names = family_named(family).special_tokens.ids(base)
     for loader in (transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast):
         theirs = loader.from_pretrained(tmp_path)
         for text in [*TEXTS, "x".join(names)]:
@@ -95,7 +113,7 @@ def test_decode_keeps_what_a_reader_should_see(tmp_path: Path) -> None:
 
 def test_glm_published_ids() -> None:
     """Red if a GLM token moves away from the id that its published config names."""
-    table = special_tokens("glm-4.1v")
+    table = family_named("glm-4.1v").special_tokens.ids()
     media = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>", "<|video|>")
     assert [table[name] for name in media] == [151339, 151340, 151341, 151342, 151343, 151344]
     # The end tokens of the published config.
@@ -105,6 +123,9 @@ def test_glm_published_ids() -> None:
         151338,
         151348,
     ]
+    newer = family_named("glm-4.6v-flash").special_tokens.ids()
+    assert [newer[name] for name in media] == [151339, 151340, 151341, 151342, 151363, 151364]
+    assert [newer[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")] == [151329, 151336, 151338]
 
 
 # --- what a user can get wrong ---
@@ -178,9 +199,9 @@ def test_names_of_special_tokens(tmp_path: Path) -> None:
 def test_refused_tables(tmp_path: Path) -> None:
     """Red if ids that collide with bytes or each other, an absent end token or an unknown family are accepted."""
     with pytest.raises(ConfigError, match="255"):
-        special_tokens("qwen3-vl", 255)
+        family_named("qwen3-vl").special_tokens.ids(255)
     with pytest.raises(ConfigError, match="'gpt'"):
-        special_tokens("gpt")
+        family_named("gpt")
     with pytest.raises(ConfigError, match="'<e>'"):
         write_byte_tokenizer(tmp_path, {"<a>": 300}, "<e>")
     with pytest.raises(ConfigError, match="65"):

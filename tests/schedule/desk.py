@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from schedule.fake_runner import Memory
+from schedule.fake_runner import SimulatedMemory
 from schedule.requests import Piece, make_request
 from schedule.simulator import Arrival, Simulator, Workload
 from sightline.schedule.state import Limits, Sequence, Status, Step
 
 LIMITS = Limits(max_sequences=8, max_tokens=64, max_patches=1000, lookahead_patches=0, starvation_steps=1000)
-MEMORY = Memory(pages=60, page_size=4, blocks=40)
+MEMORY = SimulatedMemory(pages=60, page_size=4, blocks=40)
 
 Change = dict[str, int]
 
@@ -24,7 +24,7 @@ class Desk:
 
     def __init__(self, limits: Change | None = None, memory: Change | None = None) -> None:
         workload = Workload(replace(LIMITS, **(limits or {})), replace(MEMORY, **(memory or {})), (), end_token=None)
-        self.simulator = Simulator(workload)
+        self.simulator = Simulator(workload, pixel_steps=1)
         self.schedule = self.simulator.schedule
 
     def add(self, *pieces: Piece, max_tokens: int = 4, priority: int = 0, n: int = 1, salt: str = "") -> list[Sequence]:

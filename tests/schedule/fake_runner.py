@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.run.batch import known_tokens, pack_batch
-from sightline.schedule.state import Chunk, Encode, Sequence
+from sightline.engine.pack import pack_batch, page_copies
+from sightline.schedule.snapshots import slot_of
+from sightline.schedule.state import Chunk, ScheduledEncode, Sequence
+from sightline.worker.batch import known_tokens, to_device
 
 VOCABULARY = 12
 ROW_BYTES = 4
@@ -19,7 +21,7 @@ _MASK = (1 << 61) - 1
 
 
 @dataclass(frozen=True)
-class Memory:
+class SimulatedMemory:
     pages: int  # without the scratch page
     page_size: int
     blocks: int
@@ -81,7 +83,7 @@ def _value_of(before: int, token: int, row: tuple[bytes, int] | None) -> int:
 class FakeRunner:
     """Memory of keys and values, the arena and the host tier; executes steps in the order of the real runner."""
 
-    def __init__(self, memory: Memory, embeddings: EmbeddingCache, real_batches: bool) -> None:
+    def __init__(self, memory: SimulatedMemory, embeddings: EmbeddingCache, real_batches: bool) -> None:
         self.page_size = memory.page_size
         self.embeddings = embeddings
         self.real_batches = real_batches  # slots, pages and rows from pack_batch instead of from here
@@ -91,9 +93,11 @@ class FakeRunner:
         self.host: dict[bytes, list[tuple[bytes, int] | None]] = {}
         self.encoded: list[bytes] = []  # keys, in order
         self.restored: list[bytes] = []
-        self.sampled: dict[int, int] = {}  # by the last step, as the device would keep it
+        self.copied = 0  # pages
+        self.states: dict[int, int] = {}  # by slot: of a recurrent layer, the value of the token that it took last
+        self.sampled: dict[int, int] = {}  # by slot: the token sampled last, as the device would keep it
 
-    def encode(self, encodes: tuple[Encode, ...], broken: frozenset[bytes], crash: bool) -> set[bytes]:
+    def encode(self, encodes: tuple[ScheduledEncode, ...], broken: frozenset[bytes], crash: bool) -> set[bytes]:
         """Keys of the entries that failed."""
         for encode in encodes:
             for offload in encode.offloads:
@@ -120,38 +124,73 @@ class FakeRunner:
                 self._store(encode, [(encode.entry.key, row) for row in range(encode.entry.rows)])
         return failed
 
-    def _store(self, encode: Encode, rows: list[tuple[bytes, int] | None]) -> None:
+    def _store(self, encode: ScheduledEncode, rows: list[tuple[bytes, int] | None]) -> None:
         for slot, row in zip(self.embeddings.row_slots(encode.entry, 0, encode.entry.rows).tolist(), rows, strict=True):
             self.arena[slot] = row
 
-    def compute(self, chunks: tuple[Chunk, ...], truths: dict[int, Truth], indices: dict[int, int]) -> dict[int, int]:
-        """Writes all chunks, then reads each sequence's whole context back. Returns sampled tokens."""
+    def compute(self, chunks: tuple[Chunk, ...], truths: dict[int, Truth], indices: dict[int, int]) -> dict[int, list[int]]:
+        """Copies pages, writes all chunks, then reads each sequence's whole context back. Returns sampled tokens."""
+        self._copy_pages(chunks)
         places = self._real_places(chunks) if self.real_batches else [self._places(chunk) for chunk in chunks]
+        values: list[list[int]] = []  # of each chunk's tokens, drafts included
         for chunk, (slots, _, rows) in zip(chunks, places, strict=True):
             truth, sequence = truths[chunk.sequence.id], chunk.sequence
             before = truth.values[chunk.start - 1] if chunk.start else _number(sequence.root)
-            tokens = self._tokens(chunk)
-            for offset, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
+            values.append([])
+            for offset, (token, slot) in enumerate(zip(self._tokens(chunk), slots, strict=True)):
                 found = self.arena[rows[offset]] if offset in rows else None
                 assert found == truth.rows.get(chunk.start + offset), f"token {chunk.start + offset} takes the row {found}"
                 before = self.kv[slot] = _value_of(before, token, found)
+                values[-1].append(before)
+        self._last_values = {chunk.sequence.id: own[-1] for chunk, own in zip(chunks, values, strict=True)}
         sampled = {}
-        for chunk, (_, context, _) in zip(chunks, places, strict=True):
-            end = chunk.start + chunk.count
-            read = [self.kv[slot] for slot in context]
-            assert read == truths[chunk.sequence.id].values[:end], f"sequence {chunk.sequence.id} reads what is not its own"
+        for chunk, (_, context, _), own in zip(chunks, places, values, strict=True):
+            sure = chunk.start + chunk.count - len(chunk.drafts)
+            read = [self.kv[slot] for slot in context[:sure]]
+            assert read == truths[chunk.sequence.id].values[:sure], f"sequence {chunk.sequence.id} reads what is not its own"
             if chunk.samples:
-                sampled[chunk.sequence.id] = _next_token(truths[chunk.sequence.id].values[end - 1], indices[chunk.sequence.id])
-        self.sampled = sampled
-        return dict(sampled)
+                index = indices[chunk.sequence.id]
+                sampled[chunk.sequence.id] = [_next_token(own[offset], index) for offset in chunk.logits]
+                self.sampled[chunk.sequence.slot] = sampled[chunk.sequence.id][0]
+        return sampled
+
+    def _copy_pages(self, chunks: tuple[Chunk, ...]) -> None:
+        """Whole pages, with what nobody may read of them."""
+        pairs = page_copies(chunks)
+        if pairs is None:
+            return
+        sources, targets = pairs.T.tolist()
+        assert not set(sources) & set(targets) and len(set(targets)) == len(targets), "a page is overwritten while it is copied"
+        size, before = self.page_size, list(self.kv)
+        for source, target in zip(sources, targets, strict=True):
+            self.kv[target * size : (target + 1) * size] = before[source * size : (source + 1) * size]
+        self.copied += len(sources)
+
+    def restore_states(self, chunks: tuple[Chunk, ...], truths: dict[int, Truth]) -> None:
+        """Before a step: states that sequences go on from are copied to their slots, and must be what they left there."""
+        for chunk in chunks:
+            if chunk.sequence.resumes_at is not None:
+                self.states[chunk.sequence.slot] = self.states[slot_of(chunk.sequence.resumes_at)]
+        for chunk in chunks:
+            if chunk.start:
+                before = truths[chunk.sequence.id].values[chunk.start - 1]
+                assert self.states[chunk.sequence.slot] == before, f"sequence {chunk.sequence.id} goes on from another state"
+
+    def save_states(self, chunks: tuple[Chunk, ...], slots: dict[int, int]) -> None:
+        """After a step: states have taken its tokens, and those that are to be kept are copied."""
+        for chunk in chunks:
+            self.states[chunk.sequence.slot] = self._last_values[chunk.sequence.id]
+        for chunk in chunks:
+            if chunk.sequence.id in slots:
+                self.states[slots[chunk.sequence.id]] = self.states[chunk.sequence.slot]
 
     def _tokens(self, chunk: Chunk) -> list[int]:
         """Of the chunk; one that nobody has read is what the step before sampled."""
-        sequence, end = chunk.sequence, chunk.start + chunk.count
+        sequence, end = chunk.sequence, chunk.start + chunk.count - len(chunk.drafts)
         if end <= sequence.known:
-            return sequence.tokens(chunk.start, end).tolist()
+            return [*sequence.tokens(chunk.start, end).tolist(), *chunk.drafts]
         assert chunk.count == 1, "only the newest token can be in flight"
-        return [self.sampled[sequence.id]]
+        return [self.sampled[sequence.slot]]
 
     def _places(self, chunk: Chunk) -> tuple[list[int], list[int], dict[int, int]]:
         """Slots of the chunk's tokens, slots of the whole context, and the arena's slots by offset into the chunk."""
@@ -169,15 +208,17 @@ class FakeRunner:
         return slots, context, rows
 
     def _real_places(self, chunks: tuple[Chunk, ...]) -> list[tuple[list[int], list[int], dict[int, int]]]:
-        places = {sequence: place for place, sequence in enumerate(self.sampled)}
-        batch = pack_batch(chunks, self.embeddings, places).on(torch.device("cpu"), torch.zeros(1))
-        token_ids = known_tokens(batch.token_ids, torch.tensor([*self.sampled.values(), 0]))
+        batch = to_device(pack_batch(chunks, self.embeddings), torch.device("cpu"), torch.zeros(1))
+        kept = torch.zeros(max((*self.sampled, 0)) + 1, dtype=torch.int64)
+        for slot, token in self.sampled.items():
+            kept[slot] = token
+        token_ids = known_tokens(batch.token_ids, kept)
         starts, size = batch.sequences.query_starts.tolist(), self.page_size
-        sampling = [number for number, chunk in enumerate(chunks) if chunk.samples]
-        ends = [chunks[number].start + chunks[number].count for number in sampling]
-        wanted = batch.wanted
-        assert wanted.index.tolist() == [starts[number + 1] - 1 for number in sampling]
-        assert (wanted.sequence.tolist(), wanted.context_lengths.tolist()) == (sampling, ends)
+        logits = [(number, offset) for number, chunk in enumerate(chunks) for offset in chunk.logits]
+        logits_indices = batch.logits_indices
+        assert logits_indices.index.tolist() == [starts[number] + offset for number, offset in logits]
+        assert logits_indices.sequence.tolist() == [number for number, _ in logits]
+        assert logits_indices.context_lengths.tolist() == [chunks[number].start + offset + 1 for number, offset in logits]
         found = []
         for number, chunk in enumerate(chunks):
             part = slice(starts[number], starts[number + 1])
@@ -185,7 +226,7 @@ class FakeRunner:
             assert token_ids[part].tolist() == self._tokens(chunk)
             pages = batch.sequences.page_table[number].tolist()
             context = [pages[position // size] * size + position % size for position in range(end)]
-            index = batch.row_index[part].tolist() if batch.row_index is not None else []
+            index = batch.embedding_index[part].tolist() if batch.embedding_index is not None else []
             rows = {offset: row for offset, row in enumerate(index) if row >= 0}
             found.append((batch.slots[part].tolist(), context, rows))
         return found

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from sightline.types import ImageHeader, MediaItem, MediaRef, MediaSpan, Request
+from sightline.types import ImageHeader, MediaItem, MediaRef, MediaSpan, Request, View
 
 VISION_TOKEN = 0  # the same for every row of every item, as in a real prompt
 
@@ -29,7 +29,7 @@ def make_item(picture: Picture) -> MediaItem:
     digest = sha256(source.encode()).digest()
     kind = "image" if picture.spans == 1 else "video"
     ref = MediaRef(kind, b"", digest, ImageHeader("PNG", 1, 1, 1), source)
-    return MediaItem(ref, digest, (1, 1, picture.patches), (1, 1), (), (), picture.rows)
+    return MediaItem(ref, digest, (View.whole((1, 1)),), ((1, 1, picture.patches),), (), (), picture.rows)
 
 
 def make_request(pieces: Seq[Piece]) -> Request:

@@ -1,9 +1,10 @@
 """The scheduler driven as the engine drives it, over a memory that remembers what was written where. No model.
 
-After each step the simulator checks memory, budgets, the order of starts, who was preempted, and that the work goes forward:
+Pixels of items come some steps after they were asked for, or turn out to be broken. Drafts of the next tokens are sometimes
+right. After each step the simulator checks memory, budgets, the order of starts, who was preempted, and that the work goes on:
 
     Between two lasting events (a token sampled, a sequence ended, one boosted, one arrived) pass at most
-    2 * (sequences + 1) * (longest + 1) steps.
+    2 * (sequences + 1) * (longest + 1) steps, and those that wait for pixels.
 
 Why: while nothing lasting happens ranks are fixed, and in each step the highest-ranked running sequence moves, or one that
 starved is started before it. The highest-ranked one is preempted by nobody, computes its at most `longest` tokens and then
@@ -15,19 +16,23 @@ starts within `Simulator.starting_bound` steps after it came, whatever comes lat
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from schedule.fake_runner import ROW_BYTES, FakeRunner, Memory, Truth, truth_of
+from schedule.before import Before
+from schedule.fake_runner import ROW_BYTES, FakeRunner, SimulatedMemory, Truth, truth_of
 from sightline.cache.embeddings import EmbeddingCache
-from sightline.cache.keys import root_key
+from sightline.cache.keys import embedding_key, root_key
 from sightline.cache.pages import PageCache
 from sightline.errors import PromptError
 from sightline.schedule.plan import plan_step
-from sightline.schedule.progress import abandon_encode, admit, advance, finish, finish_encodes, take_tokens
+from sightline.schedule.progress import abandon_encode, admit, advance, encode_is_ready, finish, take_tokens
+from sightline.schedule.snapshots import StateSlotPool, give_back, keep, take_slots
 from sightline.schedule.state import Limits, Schedule, Sequence, Status, Step
-from sightline.types import Request
+from sightline.schedule.upcoming import upcoming_items
+from sightline.types import MediaItem, Request
 
 END_TOKEN = 1
+PIXEL_STEPS = 11  # in which pixels come
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Arrival:
 @dataclass(frozen=True)
 class Workload:
     limits: Limits
-    memory: Memory
+    memory: SimulatedMemory
     arrivals: tuple[Arrival, ...]
     broken: frozenset[bytes] = frozenset()  # keys of items whose encoding fails each time
     crashes: frozenset[int] = frozenset()  # steps in which computing fails
@@ -55,11 +60,18 @@ class Workload:
     end_token: int | None = END_TOKEN  # sampled: the answer ends early
 
 
-def make_schedule(limits: Limits, memory: Memory) -> Schedule:
+def make_schedule(limits: Limits, memory: SimulatedMemory, snapshots: int | None = None) -> Schedule:
+    """`snapshots`: of a model whose layers keep states, how many of them fit."""
+    states, pages = None, PageCache(memory.pages + 1, memory.page_size)
+    if snapshots is not None:
+        first = limits.max_sequences + 1
+        states = StateSlotPool(list(range(first, first + snapshots)), memory.page_size, 1, grid=2, interval=5, answer_start=1)
+        pages = PageCache(memory.pages + 1, memory.page_size, snapshots, states.free.append)
     return Schedule(
         limits=limits,
-        pages=PageCache(memory.pages + 1, memory.page_size),
+        pages=pages,
         embeddings=EmbeddingCache(memory.blocks, memory.block_rows, ROW_BYTES, memory.host_bytes),
+        states=states,
     )
 
 
@@ -81,6 +93,9 @@ class Simulator:
     workload: Workload
     real_batches: bool = False
     overlap: bool = False  # a step is planned and launched before the results of the one before it are read
+    drafts: int = 0  # most tokens that are guessed for each sequence and step
+    snapshots: int | None = None  # of states, that fit; None: no layer keeps one
+    pixel_steps: int = PIXEL_STEPS  # in which pixels come; 1: at once
     on_step: Callable[["Simulator", Step], None] | None = None
     schedule: Schedule = field(init=False)
     runner: FakeRunner = field(init=False)
@@ -91,13 +106,17 @@ class Simulator:
     refused: int = 0
     quiet_steps: int = 0  # since the last lasting event
     _numbers: int = 0
-    _launched: tuple[Step, dict[int, int]] | None = None
+    _launched: tuple[Step, dict[int, list[int]]] | None = None
+    _pixels: dict[bytes, int] = field(default_factory=dict)  # items that are decoded, by key, and from which step on
     _computed_nothing: bool = False  # in the last step
-    _aside: dict[bytes, int] = field(default_factory=dict)  # items that are encoded aside, and since which step
+    _async_encodes: dict[bytes, int] = field(
+        default_factory=dict
+    )  # items that are encoded asynchronously, and since which step
 
     def __post_init__(self) -> None:
-        self.schedule = make_schedule(self.workload.limits, self.workload.memory)
+        self.schedule = make_schedule(self.workload.limits, self.workload.memory, self.snapshots)
         self.runner = FakeRunner(self.workload.memory, self.schedule.embeddings, self.real_batches)
+        self.schedule.pixels_pending = self._pixels_pending
 
     # ---- The engine's calls
 
@@ -114,9 +133,10 @@ class Simulator:
                 priority=arrival.priority,
                 arrival=request_id,
                 root=root_key(arrival.salt),
-                item_keys=tuple(bytes(8) + item.key for item in arrival.request.items),
+                item_keys=tuple(embedding_key(item.key, "cpu") for item in arrival.request.items),
                 page_size=self.workload.memory.page_size,
                 leader=sequences[0] if sequences else None,
+                answer_returns=request_id % 2 == 1,
             )
             self._numbers += 1
             sequences.append(sequence)
@@ -158,74 +178,110 @@ class Simulator:
     def step(self) -> Step:
         """One step as Engine.step does it, and all checks."""
         self._finish_encodes()
-        digests = {item.ref.digest for sequence in self._alive() for item in sequence.request.items}
-        self.schedule.undecoded = frozenset(digest for digest in digests if (digest[0] + self.schedule.step) % 3 == 0)
+        if self.schedule.step % 3 == 0:  # the device was fast
+            self._take_launched()
+        self._decode()
+        self._guess()
         before = Before(self)
         step = plan_step(self.schedule)
         self._check_budgets(step)
         before.check_order(self)
         self._note_starts()
         self._computed_nothing = not step.chunks
-        step = self._encode(step)
-        if step.number % 3 == 0:  # the device was fast
-            self._take_launched()
-            step = replace(step, chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING))
+        complete = self._encode(step)
         launched = None
-        if step.number in self.workload.crashes:
-            advance(self.schedule, replace(step, chunks=()))
+        if step.number in self.workload.crashes and complete:
             self.fail([chunk.sequence for chunk in step.chunks])
-        else:
-            if step.chunks:
-                launched = step, self.runner.compute(step.chunks, self.truths, self.indices)
-            advance(self.schedule, step)
+        elif step.chunks and complete and all(chunk.sequence.status is Status.RUNNING for chunk in step.chunks):
+            slots = take_slots(self.schedule, step)
+            if self.snapshots is not None and step.number % 7 == 6:  # fails, and is planned again
+                give_back(self.schedule, slots)
+            else:
+                launched = self._launch(step, slots)
         self._take_launched()
         self._launched = launched
-        if not self.overlap:
+        if not self.overlap or any(chunk.drafts for chunk in step.chunks):  # how many tokens come is known when they are read
             self._take_launched()
         self.schedule.check_integrity()
+        self._check_states()
         self.quiet_steps += 1
         assert self.quiet_steps <= self.longest_quiet(), "steps pass and nothing lasting happens"
         if self.on_step is not None:
             self.on_step(self, step)
         return step
 
+    def _launch(self, step: Step, slots: dict[int, int]) -> tuple[Step, dict[int, list[int]]]:
+        if self.snapshots is not None:
+            self.runner.restore_states(step.chunks, self.truths)
+        sampled = self.runner.compute(step.chunks, self.truths, self.indices)
+        if self.snapshots is not None:
+            self.runner.save_states(step.chunks, slots)
+        advance(self.schedule, step)
+        keep(self.schedule, step, slots)
+        return step, sampled
+
+    def _decode(self) -> None:
+        """Asks for pixels of what is needed soon; what is not any more is forgotten. Of broken items every other one is seen to
+        be broken here, the others when they are encoded."""
+        wanted = {item.key: item for item in upcoming_items(self.schedule)}
+        self._pixels = {key: ready for key, ready in self._pixels.items() if key in wanted}
+        for key, item in wanted.items():
+            ready = self._pixels.setdefault(key, self.schedule.step + key[0] % self.pixel_steps)
+            if ready <= self.schedule.step and key in self.workload.broken and key[1] % 2:
+                self.fail([sequence for sequence in self._alive() if item in sequence.request.items])
+
+    def _pixels_pending(self, item: MediaItem) -> bool:
+        return self._pixels.get(item.key, self.schedule.step + 1) > self.schedule.step
+
+    def _guess(self) -> None:
+        """Drafts: the tokens that will come, but for some."""
+        for sequence in self.schedule.running if self.drafts else ():
+            done = len(sequence.output)
+            truth = self.truths[sequence.id].output[done : done + self.drafts]
+            drafts = [token if (done + place + sequence.id) % 3 else 2 for place, token in enumerate(truth)]
+            sequence.drafts = tuple(drafts[: max(0, sequence.max_tokens - done - 1)])
+
     def _finish_encodes(self) -> None:
         """Some steps after they were begun, or when there is nobody whom it would hold up to wait for them."""
         now, wait = self.schedule.step, self._computed_nothing or not self.schedule.decodes
-        done = [key for key, begun in self._aside.items() if wait or begun + 1 + key[-1] % 3 <= now]
+        done = [key for key, begun in self._async_encodes.items() if wait or begun + 1 + key[-1] % 3 <= now]
         for key in done:
-            del self._aside[key]
-        finish_encodes(self.schedule, done)
+            del self._async_encodes[key]
+            encode_is_ready(self.schedule, key)
 
     def _take_launched(self) -> None:
         if self._launched is None:
             return
         step, sampled = self._launched
         self._launched = None
-        take_tokens(self.schedule, step, sampled)
+        taken = take_tokens(self.schedule, step, sampled)
         for sequence in [chunk.sequence for chunk in step.chunks if chunk.samples]:
             self.quiet_steps = 0
             if sequence.status is Status.FINISHED:
                 continue  # computed in vain: its end was not known when the step was planned
+            assert taken[sequence.id] == sequence.output[-len(taken[sequence.id]) :], "a token goes elsewhere"
+            if self.workload.end_token in sequence.output:  # what was guessed beyond it is dropped
+                del sequence.output[sequence.output.index(self.workload.end_token) + 1 :]
             if len(sequence.output) == sequence.max_tokens or sequence.output[-1] == self.workload.end_token:
                 finish(self.schedule, sequence)
 
-    def _encode(self, step: Step) -> Step:
+    def _encode(self, step: Step) -> bool:
+        """Whether all that the step needs is there: else it is not computed, and the next plan is made without it."""
         if not step.encodes:
-            return step
+            return True
         failed = self.runner.encode(step.encodes, self.workload.broken, step.number in self.workload.encode_crashes)
         for encode in step.encodes:
-            if encode.entry.key in failed:
+            key = encode.entry.key
+            self._pixels.pop(encode.item.key, None)
+            if key in failed:
                 line = (*self.schedule.running, *self.schedule.waiting)
-                self.fail([sequence for sequence in line if encode.entry.key in sequence.item_keys])
-                abandon_encode(self.schedule, encode.entry)
-            elif encode.aside:
-                self._aside[encode.entry.key] = step.number
-        return replace(
-            step,
-            chunks=tuple(chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING),
-            encodes=tuple(encode for encode in step.encodes if encode.entry.key not in failed),
-        )
+                self.fail([sequence for sequence in line if key in sequence.item_keys])
+                abandon_encode(self.schedule, key)
+            elif encode.side_stream:
+                self._async_encodes[key] = step.number
+            else:
+                encode_is_ready(self.schedule, key)
+        return not any(encode.entry.key in failed and not encode.side_stream for encode in step.encodes)
 
     def run(self) -> None:
         """The whole workload, to its end."""
@@ -257,7 +313,9 @@ class Simulator:
         return max((len(s.request) + s.max_tokens for s in self._alive()), default=0)
 
     def longest_quiet(self) -> int:
-        return 2 * (len(self._alive()) + 1) * (self._longest() + 1) + 2 * self.overlap  # results are read a step later
+        quiet = 2 * (len(self._alive()) + 1) * (self._longest() + 1) + 2 * self.overlap  # results are read a step later
+        items = sum(len(sequence.request.items) for sequence in self._alive())
+        return quiet + PIXEL_STEPS * (items + 1) * (len(self._alive()) + 1)
 
     def starting_bound(self) -> int:
         """Steps within which a sequence that comes now starts, whatever comes later.
@@ -272,7 +330,8 @@ class Simulator:
         known = [(len(a.request), a.max_tokens) for a in self.workload.arrivals]
         known += [(len(s.request), s.max_tokens) for s in self._alive()]
         longest, answer = max(prompt + answer for prompt, answer in known), max(answer for _, answer in known)
-        quiet = 2 * (people + 1) * (longest + 1)
+        items = sum(len(arrival.request.items) * arrival.n for arrival in self.workload.arrivals)
+        quiet = 2 * (people + 1) * (longest + 1) + PIXEL_STEPS * (items + 1) * (people + 1)
         return limits.starvation_steps + ahead * (limits.starvation_steps + people * (answer + 2) * quiet)
 
     # ---- Checks
@@ -288,7 +347,9 @@ class Simulator:
             sequence = chunk.sequence
             assert sequence.status is Status.RUNNING
             assert chunk.count > 0 and chunk.start == sequence.computed, "a chunk is the next tokens"
-            assert chunk.samples == (chunk.start + chunk.count == len(sequence))
+            sure = chunk.start + chunk.count - len(chunk.drafts)
+            assert chunk.samples == (sure == len(sequence)) and len(chunk.logits) == chunk.samples * (1 + len(chunk.drafts))
+            assert chunk.drafts == sequence.drafts[: len(chunk.drafts)] and (chunk.samples or not chunk.drafts)
             assert sequence.pages * sequence.page_size >= chunk.start + chunk.count
         taken = schedule.pages.private_pages + schedule.pages.tree_pages + schedule.pages.free_pages
         assert taken == self.workload.memory.pages
@@ -306,10 +367,19 @@ class Simulator:
             if watched.started is None:
                 assert self.schedule.step - watched.came <= watched.bound, f"sequence {sequence.id} starves"
 
+    def _check_states(self) -> None:
+        states = self.schedule.states
+        if states is not None:
+            waiting = sum(sequence.awaits_node is not None for sequence in self._alive())
+            assert len(states.free) + self.schedule.pages.state_bytes + waiting == self.snapshots, (
+                "a slot for snapshots is lost"
+            )
+
     def check_end(self) -> None:
         self._finish_encodes()  # nobody decodes
-        assert not self._aside
+        assert not self._async_encodes
         schedule = self.schedule
+        assert sorted(schedule.free_slots) == list(range(schedule.limits.max_sequences))
         assert not schedule.running and not schedule.waiting
         assert schedule.pages.private_pages == 0 and schedule.pages.total_locks == 0
         assert schedule.embeddings.total_pins == 0 and schedule.embeddings.pinned_blocks == 0
@@ -317,6 +387,11 @@ class Simulator:
         assert schedule.embeddings.evictable_blocks + schedule.embeddings.free_blocks == self.workload.memory.blocks
         for key in schedule.embeddings.host_evicted():
             self.runner.host.pop(key, None)
+        if schedule.states is not None:
+            assert self.snapshots is not None
+            assert len(schedule.states.free) + schedule.pages.state_bytes == self.snapshots, "a slot for snapshots is lost"
+            schedule.pages.clear()
+            assert len(schedule.states.free) == self.snapshots
         held = sum(len(rows) * ROW_BYTES for rows in self.runner.host.values())
         assert held == schedule.embeddings.host_bytes_used <= self.workload.memory.host_bytes
         for watched in self.watched.values():
@@ -324,36 +399,3 @@ class Simulator:
             assert watched.sequence.status is Status.FINISHED
             assert output == expected[: len(output)], "the answer depends on the schedule"
             assert watched.cut or output == expected, "tokens are lost"
-
-
-class Before:
-    """Who waited and ran before a step, to check what the plan did to them."""
-
-    def __init__(self, simulator: Simulator) -> None:
-        schedule = simulator.schedule
-        self.waiting = [sequence for sequence in schedule.waiting if sequence.may_start]
-        self.running = list(schedule.running)
-        self.boosted = {s.id for s in (*schedule.waiting, *schedule.running) if s.boosted}
-        self.longest_waiting = min((s.waiting_since for s in self.waiting), default=0)
-
-    def check_order(self, simulator: Simulator) -> None:
-        schedule = simulator.schedule
-        number, patience = schedule.step, schedule.limits.starvation_steps
-        started = [s for s in self.waiting if s.status is Status.RUNNING]
-        left = [s for s in self.waiting if s.status is Status.WAITING]
-        overtaking = [s for s in started if any(other.rank < s.rank for other in left)]
-        assert len(overtaking) <= 1, "several sequences overtake one that waits"
-        for sequence in overtaking:
-            assert sequence.boosted and sequence.waiting_since == self.longest_waiting, "only who has waited longest overtakes"
-        newly = [s for s in (*schedule.waiting, *schedule.running) if s.boosted and s.id not in self.boosted]
-        if newly:
-            simulator.quiet_steps = 0
-        for sequence in newly:
-            assert number - sequence.waiting_since >= patience, "boosted before its time"
-        for victim in self.running:
-            if victim.status is Status.WAITING:
-                assert victim.waiting_since == number
-                veteran = number - victim.running_since >= patience
-                grown = len(victim.output) > simulator.watched[victim.id].output_at_start
-                above = any(s.rank < victim.rank for s in (*schedule.running, *left))
-                assert above or (veteran and grown), "preempted for nobody above it, before it had its turn"

@@ -4,6 +4,7 @@ import pytest
 
 from schedule.desk import Desk, running, text
 from schedule.requests import Picture, Piece, make_request
+from sightline.cache.keys import embedding_key
 from sightline.errors import PromptError
 from sightline.schedule.progress import admit, finish
 from sightline.schedule.state import Sequence, Status
@@ -238,7 +239,7 @@ def test_what_never_fits_is_refused_and_holds_nothing(pieces: tuple[Piece, ...],
     """Red if it is queued, if a sibling of it is, or if the sentence does not say what is too large."""
     desk = Desk(memory={"pages": 10, "blocks": 8})
     request = make_request(pieces)
-    keys = tuple(bytes(8) + item.key for item in request.items)
+    keys = tuple(embedding_key(item.key, "cpu") for item in request.items)
     group: list[Sequence] = []
     for number in range(2):
         leader = group[0] if group else None

@@ -1,5 +1,7 @@
 """Single decisions of the scheduler about images: which are encoded in a step, and which ahead of it."""
 
+import pytest
+
 from schedule.desk import Desk, running, text
 from schedule.requests import Picture, make_item
 from sightline.schedule.state import Status
@@ -194,32 +196,34 @@ def test_looking_ahead_leaves_out_what_a_hit_will_cover() -> None:
     desk.finish()
 
 
-# ---- Aside
+# ---- Asynchronous encode
 
 
-def test_images_are_encoded_aside_while_an_answer_grows_and_not_before() -> None:
+def test_images_are_encoded_asynchronously_while_an_answer_grows_and_not_before() -> None:
     """Red if the last token of another's prompt counts as an answer that grows, or if the first token of an answer does not."""
-    desk = Desk({"max_tokens": 10, "encode_aside": True})
+    desk = Desk({"max_tokens": 10, "async_encode": True})
     desk.one(text(11), max_tokens=3)
     assert desk.step().tokens == 10
     desk.one(Picture(1, 4, 4), text(2, 3), max_tokens=1)
     step = desk.step()
     assert [(chunk.start, chunk.count) for chunk in step.chunks] == [(10, 1), (0, 6)]
-    assert [encode.aside for encode in step.encodes] == [False]
+    assert [encode.side_stream for encode in step.encodes] == [False]
     desk.one(Picture(2, 4, 4), text(2, 4), max_tokens=1)
-    assert [encode.aside for encode in desk.step().encodes] == [True]
+    assert [encode.side_stream for encode in desk.step().encodes] == [True]
     desk.finish()
 
 
-def test_a_step_may_be_empty_while_an_image_is_encoded_aside() -> None:
+def test_a_step_may_be_empty_while_an_image_is_encoded_asynchronously() -> None:
     """A prompt whose last token is an image of one row, and the one that decoded has just ended. Red if that is taken for a
     schedule that does not move."""
-    desk = Desk({"encode_aside": True})
+    desk = Desk({"async_encode": True})
     desk.one(text(2), max_tokens=2)
     desk.step()
     name = next(n for n in range(9) if make_item(Picture(n, 1, 4)).key[-1] % 3 == 2)  # lasts for some steps, see the simulator
     desk.one(text(3, 3), Picture(name, 1, 4))
-    assert [encode.aside for encode in desk.step().encodes] == [True]
-    assert not desk.step().chunks and desk.schedule.encoding
+    assert [encode.side_stream for encode in desk.step().encodes] == [True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(desk.simulator, "_finish_encodes", lambda: None)  # nobody decodes, and yet it is not waited for
+        assert not desk.step().chunks and desk.schedule.encoding
     assert len(desk.step().chunks) == 1
     desk.finish()

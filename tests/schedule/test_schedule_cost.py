@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.bench.schedule_cost import Cost, decode_cost, fill_cost, growth
-from sightline.cli.main import main
+from benchmarks.__main__ import main as benchmark
+from benchmarks.measure.schedule_cost import ScheduleCost, decode_cost, fill_cost, growth
 
 
 def test_the_cost_per_sequence_does_not_grow_with_their_number() -> None:
@@ -23,7 +23,7 @@ def test_the_cost_per_sequence_does_not_grow_with_their_number() -> None:
 
 def test_growth_is_two_where_the_cost_is_linear() -> None:
     """Red if the ratio is not taken per doubling."""
-    costs = [Cost("decode", n, 3.0 * n, 1.0 * n, 0.0, 0.0) for n in (1, 16, 64)]
+    costs = [ScheduleCost("decode", n, 3.0 * n, 1.0 * n, 0.0, 0.0) for n in (1, 16, 64)]
     assert growth(costs) == [None, pytest.approx(2), pytest.approx(2)]
     assert growth([]) == []
 
@@ -37,14 +37,14 @@ def test_filling_measures_steps_that_fill() -> None:
 def test_the_command_prints_a_table_and_keeps_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Red if a column of the report or the machine's name is lost."""
     file = tmp_path / "kept" / "cost.json"
-    assert main(["bench", "schedule", "--sequences", "2", "1", "--steps", "3", "--json", str(file)]) == 0
+    assert benchmark(["schedule", "--sequences", "2", "1", "--steps", "3", "--json", str(file)]) == 0
     assert capsys.readouterr().out.count("decode") == 2
     kept = json.loads(file.read_text())
     assert [(row["case"], row["sequences"]) for row in kept["rows"]] == [("decode", 1), ("decode", 2), ("fill", 1), ("fill", 2)]
-    assert kept["cpu"] and kept["command"].startswith("sightline") and kept["steps"] == 3
+    assert kept["cpu"] and kept["command"].startswith("python -m benchmarks.schedule") and kept["steps"] == 3
 
 
 def test_a_wrong_number_of_steps_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """Red if it ends in a traceback."""
-    assert main(["bench", "schedule", "--steps", "0"]) == 1
-    assert capsys.readouterr().err == "sightline: --steps is 0, but must be at least 1.\n"
+    assert benchmark(["schedule", "--steps", "0"]) == 1
+    assert capsys.readouterr().err == "python -m benchmarks.schedule: --steps is 0, but must be at least 1.\n"

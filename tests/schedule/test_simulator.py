@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 
 from schedule.simulator import Simulator, Workload
 from schedule.workloads import seeded_workload, workloads
+from sightline.schedule.state import Step
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 BATCHES = 20
 
 
-def aside(workload: Workload) -> Workload:
+def with_async_encode(workload: Workload) -> Workload:
     """The same with images encoded beside the steps of those that decode."""
-    return replace(workload, limits=replace(workload.limits, encode_aside=True))
+    return replace(workload, limits=replace(workload.limits, async_encode=True))
 
 
 late = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
@@ -28,7 +29,7 @@ late = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overla
 @settings(max_examples=600, **QUIET)
 @given(workload=workloads())
 def test_any_workload(workload: Workload, overlap: bool) -> None:
-    Simulator(aside(workload) if overlap else workload, overlap=overlap).run()
+    Simulator(with_async_encode(workload) if overlap else workload, overlap=overlap).run()
 
 
 @pytest.mark.slow
@@ -36,7 +37,7 @@ def test_any_workload(workload: Workload, overlap: bool) -> None:
 @settings(max_examples=8000, **QUIET)
 @given(workload=workloads())
 def test_any_workload_at_length(workload: Workload, overlap: bool) -> None:
-    Simulator(aside(workload) if overlap else workload, overlap=overlap).run()
+    Simulator(with_async_encode(workload) if overlap else workload, overlap=overlap).run()
 
 
 @late
@@ -45,6 +46,46 @@ def test_any_workload_at_length(workload: Workload, overlap: bool) -> None:
 def test_any_workload_through_real_batches(workload: Workload, overlap: bool) -> None:
     """Red if pack_batch gives other slots, pages, tokens or rows than the plan means."""
     Simulator(workload, real_batches=True, overlap=overlap).run()
+
+
+@late
+@settings(max_examples=150, **QUIET)
+@given(workload=workloads())
+def test_any_workload_with_drafts(workload: Workload, overlap: bool) -> None:
+    """Red if a token that was guessed wrong stays, is counted as computed, or its page is shared."""
+    Simulator(workload, real_batches=True, overlap=overlap, drafts=3).run()
+
+
+@pytest.mark.parametrize("seed", [3976, 4479, 5372])
+def test_drafts_of_one_that_lost_its_place(seed: int) -> None:
+    """Red if drafts that were made before a sequence was preempted are tried after it starts again, where fewer may be left."""
+    Simulator(seeded_workload(seed), overlap=True, drafts=3).run()
+
+
+@late
+@pytest.mark.parametrize("snapshots", [0, 1, 3, 100])
+@settings(max_examples=150, **QUIET)
+@given(workload=workloads())
+def test_any_workload_with_states(workload: Workload, snapshots: int, overlap: bool) -> None:
+    """Red if a sequence goes on from another's state, from one that has taken its last token, or from one that was
+    overwritten; if a chunk passes a place where a snapshot was wanted, or a slot is lost."""
+    Simulator(with_async_encode(workload) if overlap else workload, overlap=overlap, snapshots=snapshots).run()
+
+
+def test_workloads_go_on_from_snapshots() -> None:
+    """Red if nothing is ever resumed, no snapshot ever makes room for another, or none goes along with an answer."""
+    resumed = evicted = along = 0
+    for seed in range(100):
+
+        def note(simulator: Simulator, step: Step) -> None:
+            nonlocal resumed, along
+            along += sum(sequence.kept_in_answer is not None for sequence in simulator.schedule.running)
+            resumed += sum(chunk.start > 0 and chunk.sequence.running_since == step.number for chunk in step.chunks)
+
+        simulator = Simulator(seeded_workload(seed), snapshots=2, on_step=note)
+        simulator.run()
+        evicted += simulator.schedule.pages.state_evictions
+    assert resumed > 20 and evicted > 10 and along > 10, (resumed, evicted, along)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -62,7 +103,8 @@ def test_more_seeded_workloads(batch: int) -> None:
 def run_seeds(first: int, count: int) -> None:
     for seed in range(first, first + count):
         try:
-            Simulator(aside(seeded_workload(seed)) if seed % 4 > 1 else seeded_workload(seed), overlap=seed % 2 == 1).run()
+            workload = with_async_encode(seeded_workload(seed)) if seed % 4 > 1 else seeded_workload(seed)
+            Simulator(workload, overlap=seed % 2 == 1, drafts=2 if seed % 5 == 0 else 0).run()
         except AssertionError as error:
             raise AssertionError(f"seeded_workload({seed}): {error}") from error
 
@@ -70,9 +112,12 @@ def run_seeds(first: int, count: int) -> None:
 def test_the_workloads_reach_what_they_are_for() -> None:
     """Red if a change of the generator leaves preemption, refusal, eviction, restoring, boosting or looking ahead untried."""
     seen = dict.fromkeys(("preempted", "refused", "pages evicted", "rows evicted", "restored", "boosted", "ahead", "cut"), 0)
+    seen["stalled"] = 0
 
     def note(simulator: Simulator, _: object) -> None:
         seen["ahead"] += bool(simulator.schedule.ahead)
+        line = (*simulator.schedule.running, *simulator.schedule.waiting)
+        seen["stalled"] += any(sequence.stalled_on is not None for sequence in line)
 
     for seed in range(150):
         simulator = Simulator(seeded_workload(seed), on_step=note)

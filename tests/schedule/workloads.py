@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from schedule.fake_runner import Memory
+from schedule.fake_runner import SimulatedMemory
 from schedule.requests import Picture, Piece, make_item, make_request
 from schedule.simulator import Arrival, Workload
 from sightline.schedule.state import Limits
@@ -85,7 +85,7 @@ def _limits(pick: Pick) -> Limits:
     )
 
 
-def _memory(pick: Pick, arrivals: list[Arrival]) -> Memory:
+def _memory(pick: Pick, arrivals: list[Arrival]) -> SimulatedMemory:
     """From just enough for the largest request to room for all; now and then too little, so that some are refused."""
     page_size, block_rows = pick(1, 8), pick(1, 4)
     longest = max(-(-(len(arrival.request) + arrival.max_tokens) // page_size) for arrival in arrivals)
@@ -93,7 +93,7 @@ def _memory(pick: Pick, arrivals: list[Arrival]) -> Memory:
     largest = -(-max(rows, default=1) // block_rows)
     extra = (0, 1, longest, 10 * longest)[pick(0, 3)]
     pages = longest + extra if pick(0, 19) else longest - 1
-    return Memory(
+    return SimulatedMemory(
         pages=max(1, pages),
         page_size=page_size,
         blocks=largest + (0, 1, largest, 10 * largest)[pick(0, 3)],

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 EVERY_S = 0.02
-_QUESTION = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+_QUESTION = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 def waited_s(pid: int) -> float:

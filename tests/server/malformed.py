@@ -22,6 +22,8 @@ def _user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 GOOD: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"messages": [_user()], "max_tokens": 1, "system": "Be brief.", "stream": True, "top_k": 5}),
+    ("/v1/responses", {"input": [{"role": "user", "content": "Hello"}], "max_output_tokens": 1, "stream": True}),
     (CHAT, {"model": "sightline-embedded", "messages": [_user(_IMAGE)], "max_tokens": 1, "temperature": 0.5, "seed": 3}),
     (CHAT, {"messages": [_user()], "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}, "n": 2}),
     (CHAT, {"messages": [_user(), _CALL, {"role": "tool", "content": "4"}], "max_tokens": 1, "tools": [_TOOL], "top_p": 0.9}),
@@ -197,7 +199,7 @@ def _heads(chance: random.Random) -> Damaged:
         (b"HTTP/1.1", chance.choice((b"HTTP/1.0", b"HTTP/3.0", b"HTTP/9", b"HTTQ/1.1", b"")), 1),
         (b"POST", chance.choice(_METHODS), 1),
         (place, chance.choice((*_PATHS, place + b"/", b"//" + place, place + b"%00", place + b"?" + b"x=1&" * 500)), 1),
-        (b"Host: x", chance.choice(_HOSTS), 1),
+        (b"Host: localhost", chance.choice(_HOSTS), 1),
         (b"X-Word: value", many, 1),
         (b"X-Word: value", b"Authorization: " + chance.choice(_KEYS), 1),
         (b"X-Word: value", b"X-Word: value\r\n folded", 1),

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ from device import DEVICE
 
 MODEL = "sightline-embedded"
 ADMIN = "the-admin-key"
+SERVE = ("-m", "sightline.cli.main", "serve")
 PATIENCE_S = 60.0  # generous: machines that run tests are slow and busy
 
 
 class RunningServer:
-    def __init__(self, folder: Path, *flags: str, key: str = "unused") -> None:
+    def __init__(self, folder: Path, *flags: str, key: str = "unused", program: Sequence[str] = SERVE) -> None:
         self._out, self._err = folder / "stdout", folder / "stderr"
         own = ["--port", "0", "--admin-api-key", ADMIN, "--device", DEVICE]
         if DEVICE != "cpu":  # several share it
             own += ["--kv-cache-gb", "0.5", "--embedding-cache-gb", "0.1"]
-        command = [sys.executable, "-m", "sightline.cli.main", "serve", *own, *flags]
+        command = [sys.executable, *program, *own, *flags]
         self.temporary = folder / "tmp"  # nobody else's temporary files are in it
         self.temporary.mkdir(exist_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
@@ -112,8 +113,8 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *flags: str, key: str = "unused") -> Iterator[RunningServer]:
-    server = RunningServer(folder, *flags, key=key)
+def running(folder: Path, *flags: str, key: str = "unused", program: Sequence[str] = SERVE) -> Iterator[RunningServer]:
+    server = RunningServer(folder, *flags, key=key, program=program)
     try:
         yield server.until_ready()
     finally:

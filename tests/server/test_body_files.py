@@ -14,10 +14,11 @@ from sightline.config import MediaConfig
 from sightline.media.data_url import EmbeddedFile, decode_data_url
 from sightline.media.limits import ByteAllowance
 from sightline.server.body_files import parse_with_files
-from sightline.server.chat import ChatShape
+from sightline.server.chat import ChatEndpoint
 from sightline.server.errors import ApiError
-from sightline.server.parse import parse
+from sightline.server.parse import decoder_of, parse
 
+DECODER = decoder_of(ChatEndpoint.body, lenient=False)
 DATA = [random.Random(seed).randbytes(3000 + 1000 * seed) for seed in range(4)]
 URLS = [data_url(data) for data in DATA]
 
@@ -33,7 +34,7 @@ def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
 def outcome(body: bytes) -> Any:
     """What the plain parser makes of it."""
     try:
-        return msgspec.to_builtins(parse(body, ChatShape.decoder))
+        return msgspec.to_builtins(parse(body, DECODER))
     except ApiError as error:
         return error.message
 
@@ -41,7 +42,7 @@ def outcome(body: bytes) -> Any:
 def outcome_with_files(body: bytes) -> tuple[Any, int]:
     """The same with files taken out, and put back into what was made of it; how many there were."""
     try:
-        parsed, files = parse_with_files(body, ChatShape.decoder)
+        parsed, files = parse_with_files(body, DECODER, ChatEndpoint().media_urls)
     except ApiError as error:
         return error.message, 0
     return put_back(msgspec.to_builtins(parsed), files), len(files)

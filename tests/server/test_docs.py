@@ -1,4 +1,4 @@
-"""The curl examples of docs/serving.md, run as they stand."""
+"""The examples of docs/serving.md and docs/apis.md, run as they stand."""
 
 import json
 import re
@@ -33,6 +33,14 @@ def answers(output: str) -> list[Any]:
         value, place = decoder.raw_decode(output, place)
         found.append(value)
     return found
+
+
+def test_the_first_example_of_other_apis(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second needs a client of its own, as tests/clients has it."""
+    first, second = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/apis.md").read_text(), re.S | re.M)
+    assert "import anthropic" in second
+    exec(compile(first.replace("http://127.0.0.1:8000", server.url), "docs/apis.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
 
 
 def test_there_are_examples() -> None:

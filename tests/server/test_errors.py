@@ -10,6 +10,7 @@ import pytest
 
 from server.media import data_url, image_part, png, text_part
 from server.running import ADMIN, MODEL, RunningServer, wait_for
+from server.wire import exchange, head
 
 ASK = [{"role": "user", "content": "Hello"}]
 
@@ -30,7 +31,8 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ([], "tempreature"),
         ([], "best_of"),
         ([], "audio"),
-        ([], "reasoning_effort"),
+        ([], "truncate_prompt_tokens"),
+        ([], "prompt_logprobs"),
         (["messages", 0], "weight"),
         (["stream_options"], "usage"),
         (["response_format"], "shape"),
@@ -58,7 +60,9 @@ def test_unknown_fields_are_refused_by_name(server: RunningServer, path: list[An
     place[field] = "something"
     error = error_of(server.post(**body), 400)
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in [*path, field]).lstrip(".")
-    assert error["message"] == f"Field '{where}' is not supported."
+    message = f"Field '{where}' is not supported."
+    assert error["message"].startswith(message)
+    assert (error["message"] != message) == (field in ("best_of", "audio", "truncate_prompt_tokens", "prompt_logprobs", "size"))
     assert (error["param"], error["type"], error["code"]) == (where, "invalid_request_error", "unsupported_field")
 
 
@@ -68,6 +72,10 @@ def test_unknown_fields_are_refused_by_name(server: RunningServer, path: list[An
         ({"max_tokens": 0}, "Field 'max_tokens' is wrong: expected 'int' >= 1."),
         ({"max_tokens": "5"}, "Field 'max_tokens' is wrong: expected 'int | null', got 'str'."),
         ({"max_tokens": 10**6}, "max_tokens is 1000000, but at most 32768 are allowed (max_output_tokens)."),
+        (
+            {"reasoning_effort": "low"},
+            "reasoning_effort is 'low', which the model's chat template does not know; leave it out.",
+        ),
         ({"temperature": -1}, "temperature is -1.0, but must be at least 0 and finite."),
         ({"top_p": 2}, "top_p is 2.0, but must be above 0 and at most 1."),
         ({"n": 1000}, "n is 1000, but at most 64 are allowed (max_n)."),
@@ -269,3 +277,18 @@ def test_requests_are_logged_without_content(server: RunningServer) -> None:
     assert (line["status"], line["route"], line["completion_tokens"]) == (200, "/v1/chat/completions", 2)
     assert line["e2e_ms"] > 0 and line["stages_ms"]["prefill"] > 0
     assert "a-secret-word" not in json.dumps(server.log) + server.errors
+
+
+@pytest.mark.parametrize("name", ["self", "template_kwargs", "context", "range", "loop", "caller", "__class__", ""])
+def test_template_options_may_have_any_name(server: RunningServer, name: str) -> None:
+    """Red (a 500) when a client's names become keyword arguments of a function that has parameters of the same name."""
+    response = server.post(messages=ASK, max_tokens=1, chat_template_kwargs={name: 1})
+    assert response.status_code in (200, 400), response.text
+    assert response.status_code == 200 or error_of(response, 400)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+def test_a_content_length_of_thousands_of_digits(server: RunningServer, path: str) -> None:
+    """Red (a 500, before any key is asked for) when Python is to read a number of more digits than it reads."""
+    answer = exchange(server, head("Content-Length: " + "0" * 4299 + "12", path=path) + b'{"x": "1234"}'[:12])
+    assert answer.status == 400 and answer.error()

@@ -23,7 +23,7 @@ ENDLESS = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
 
 def raw_request(body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
 
 

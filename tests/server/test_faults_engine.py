@@ -17,7 +17,7 @@ from server.media import image_part, png, text_part
 from server.running import RunningServer, process_exists, running, wait_for
 from server.slow_web import slow_web
 from server.watch import Held, descendants, until_nothing_left, warm_up
-from server.wire import Answer, connection, exchange, read_answer, request
+from server.wire import WireResponse, connection, exchange, read_answer, request
 
 QUESTION = {
     "messages": [{"role": "user", "content": [image_part(7), text_part("What is it?")]}],
@@ -37,14 +37,14 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
         yield made
 
 
-def text_of(answer: Answer) -> str:
+def text_of(answer: WireResponse) -> str:
     assert answer.status == 200, answer
     return str(json.loads(answer.body)["choices"][0]["message"]["content"])
 
 
-def in_background(client: socket.socket) -> "list[Answer]":
+def in_background(client: socket.socket) -> "list[WireResponse]":
     """Reads an answer in a thread; the list has it when it is there."""
-    found: list[Answer] = []
+    found: list[WireResponse] = []
     threading.Thread(target=lambda: found.append(read_answer(client)), daemon=True).start()
     return found
 
@@ -141,14 +141,15 @@ def test_an_engine_that_hangs_for_long_is_replaced(tmp_path: Path) -> None:
         before = text_of(exchange(server, request(QUESTION)))
         pid = int(server.stats()["engine_pid"])
         with connection(server) as client:
-            client.sendall(request({**ENDLESS, "stream": True}))
+            client.sendall(request({**ENDLESS, "stream": True}, "Connection: close"))
             client.recv(15)
             os.kill(pid, signal.SIGSTOP)
             rest = b""
             while piece := client.recv(65536):
                 rest += piece
         assert b"engine_died" in rest and b"[DONE]" not in rest
-        assert not process_exists(pid) and "engine_timeout_s" in server.errors
+        wait_for(lambda: not process_exists(pid) or None, "the engine's end")
+        assert "engine_timeout_s" in server.errors
         wait_for(lambda: server.http.get("/ready").status_code == 200 or None, "the next engine")
         assert text_of(exchange(server, request(QUESTION))) == before
 

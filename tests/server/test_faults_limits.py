@@ -15,7 +15,7 @@ from server.media import data_url, image_part, png, text_part
 from server.running import RunningServer, wait_for
 from server.slow_web import slow_web
 from server.watch import Watch
-from server.wire import CHAT, Answer, connection, exchange, head, is_closed, read_answer, request
+from server.wire import CHAT, WireResponse, connection, exchange, head, is_closed, read_answer, request
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
 CAP, IN_FLIGHT = 2_000_000, 6_000_000  # of the server
@@ -25,7 +25,7 @@ def padded(size: int) -> dict[str, Any]:
     return {**HELLO, "user": "x" * size}
 
 
-def with_patience(send: Callable[[], Answer]) -> Answer:
+def with_patience(send: Callable[[], WireResponse]) -> WireResponse:
     """As a good client does: comes back when it was told to."""
     while (answer := send()).status == 429:
         assert answer.error()["type"] == "rate_limit_error"

@@ -13,12 +13,12 @@ from server.malformed import GOOD, Damaged, damaged_requests
 from server.media import data_url, text_part
 from server.running import RunningServer
 from server.watch import Watch
-from server.wire import Answer, connection, exchange, read_answer, request
+from server.wire import WireResponse, connection, exchange, read_answer, request
 
 CLIENTS = 8
 
 
-def answer_to(server: RunningServer, sent: Damaged) -> Answer | None:
+def answer_to(server: RunningServer, sent: Damaged) -> WireResponse | None:
     """None: the connection was closed, which is all that one who sends half a request can expect."""
     with connection(server) as client:
         try:
@@ -34,7 +34,7 @@ def answer_to(server: RunningServer, sent: Damaged) -> Answer | None:
             raise
 
 
-def check(sent: Damaged, answer: Answer | None) -> str:
+def check(sent: Damaged, answer: WireResponse | None) -> str:
     if answer is None:
         return "closed"
     what = (sent.kind, sent.data[:300], answer)
@@ -91,7 +91,7 @@ def test_files_that_have_crashed_decoders(sturdy: RunningServer) -> None:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     assert len(files) > 20
 
-    def ask(data: bytes) -> Answer:
+    def ask(data: bytes) -> WireResponse:
         part = {"type": "image_url", "image_url": {"url": data_url(data)}}
         body = {"messages": [{"role": "user", "content": [part, text_part("What?")]}], "max_tokens": 1}
         return exchange(sturdy, request(body))

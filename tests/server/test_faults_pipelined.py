@@ -9,7 +9,7 @@ import pytest
 
 from server.running import RunningServer, wait_for
 from server.watch import Watch
-from server.wire import CHAT, Answers, abandon, connection, exchange, head, is_closed, read_answer, request
+from server.wire import CHAT, WireResponses, abandon, connection, exchange, head, is_closed, read_answer, request
 
 HEALTH = head(method="GET", path="/health")
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
@@ -20,7 +20,7 @@ ENDLESS = {**HELLO, "max_tokens": 3000, "min_tokens": 3000}
 def test_each_gets_its_answer_in_order(sturdy: RunningServer) -> None:
     asked = [request(HELLO), HEALTH, request(LONG), HEALTH, request(b"{", path=CHAT), request(HELLO)]
     with Watch(sturdy), connection(sturdy) as client:
-        answers = Answers(client)
+        answers = WireResponses(client)
         client.sendall(b"".join(asked))
         assert [answers.next().status for _ in asked] == [200, 200, 200, 200, 400, 200]
         whole = b"".join(asked)
@@ -63,7 +63,7 @@ def test_headers_that_wait_for_an_answer_are_not_late(sturdy: RunningServer) -> 
         client.sendall(HEALTH + HEALTH[:10])
         time.sleep(0.2)
         client.sendall(HEALTH[10:])
-        answers = Answers(client)
+        answers = WireResponses(client)
         stream = answers.next()
         assert stream.body.endswith(b"data: [DONE]\n\n") and b"HTTP/1.1" not in stream.body
         assert [answers.next().status for _ in range(2)] == [200, 200]

@@ -28,6 +28,7 @@ allowed-origins: ["https://pages.example"]
 limit-mm-per-prompt: {image: 2}
 enable-response-timings: true
 log-content: true
+accept-any-model-name: true
 """
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 
@@ -187,6 +188,11 @@ def test_requests_that_take_too_long_are_ended(strict: RunningServer) -> None:
     for error in (error_of(whole, 504), json.loads(events[-1])["error"]):
         assert error["code"] == "timeout" and "5 s" in error["message"]
     strict.until_idle()
+
+
+def test_any_name_of_the_model_where_the_server_allows_it(strict: RunningServer) -> None:
+    """Red when --accept-any-model-name does not reach the check; without it such a name is 404 (test_errors.py)."""
+    assert strict.post(**HELLO, model="gpt-4o").json()["model"] == "gpt-4o"
 
 
 def test_answers_have_a_default_length(strict: RunningServer) -> None:

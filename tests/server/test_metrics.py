@@ -13,8 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from clips import make_clip
 from server.media import data_url, image_part, text_part
 from server.running import RunningServer, running, wait_for
+from server.wire import abandon, connection, exchange, head, request
+from sightline.bench.load.server_metrics import read_metrics, unbalanced
 
 DOCS = Path(__file__).parents[2] / "docs"
+ASK = [{"role": "user", "content": "Go on."}]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -127,6 +130,35 @@ def test_refused_requests_are_counted_by_status_alone(server: RunningServer) -> 
     assert grown("requests_total", route="/v1/completions", status="400") == 1
     assert grown("e2e_request_latency_seconds_count") == grown("time_to_first_token_seconds_count") == 0
     assert grown("prompt_tokens_total") == 0
+
+
+def test_started_requests_are_those_that_are_over_and_those_that_are_not(server: RunningServer) -> None:
+    """Finished, refused in each stage, left in the middle, and one that goes on. Red when a way out of a request is not
+    counted, or counted twice."""
+    grown = Growth(server)
+    chat, endless = "/v1/chat/completions", {"messages": ASK, "max_tokens": 4000, "ignore_eos": True}
+    with server.http.stream("POST", chat, json={**endless, "stream": True}) as response:
+        lines = response.iter_lines()  # kept: the connection is closed with it
+        next(lines)
+        assert server.post(messages=ASK, max_tokens=1).status_code == 200
+        assert server.post(messages=[]).status_code == 400
+        assert server.http.post(chat, content=b"{").status_code == 400
+        assert exchange(server, head("Content-Length: 999999999999")).status == 413
+        assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
+        with connection(server) as client:
+            client.sendall(request(endless))
+            abandon(client)
+        wait_for(lambda: server.stats()["inflight_requests"] == 1 or None, "the client that left to be forgotten")
+        text = server.http.get("/metrics").text
+        assert unbalanced(read_metrics(text)) is None and "requests_in_progress" in text
+        assert value(samples(server), "requests_in_progress", route=chat) == 1
+    grown.look()
+    assert grown("requests_started_total", route=chat) == 6 and grown("requests_started_total", route="/v1/completions") == 1
+    assert grown("requests_total", route=chat, status="499") == 2
+    found = read_metrics(server.http.get("/metrics").text)
+    assert unbalanced(found) is None
+    found["sightline:requests_started_total{route=/v1/chat/completions}"] += 1
+    assert "requests were started, but" in str(unbalanced(found))
 
 
 def test_gauges_say_what_is_going_on(server: RunningServer) -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from server.running import RunningServer
 from sightline.server.body_files import parse_with_files
-from sightline.server.chat import ChatShape
+from sightline.server.chat import ChatEndpoint
 from sightline.server.chat_prompt import template_messages
 from sightline.server.errors import ApiError
-from sightline.server.parse import MAX_LEVELS, MAX_VALUES, most_values, parse
+from sightline.server.parse import MAX_LEVELS, MAX_VALUES, decoder_of, most_values, parse
 from sightline.server.request_log import loggable
+
+DECODER = decoder_of(ChatEndpoint.body, lenient=False)
 
 
 def body_with(arguments: bytes) -> bytes:
@@ -23,7 +25,7 @@ def body_with(arguments: bytes) -> bytes:
 
 
 def arguments_of(body: bytes) -> Any:
-    parsed, files = parse_with_files(body, ChatShape.decoder)
+    parsed, files = parse_with_files(body, DECODER, ChatEndpoint().media_urls)
     messages, _ = template_messages(parsed.messages, None, files)
     return messages[1]["tool_calls"][0]["function"]["arguments"]
 

@@ -1,8 +1,8 @@
-"""Parts of the server by themselves: messages of the engine, names of media, the ledger, keys, the text of tokens."""
+"""Parts of the server by themselves: messages of the engine, names of media, the admission, keys, the text of tokens."""
 
 import asyncio
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,22 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from prompt.builders import byte_tokenizer, image_item, video_item
-from sightline.config import Config, ServerConfig
+from sightline.config import Config, ModelConfig, ServerConfig
 from sightline.engine import messages
-from sightline.engine.kept_files import FileBooks, KeptFiles
-from sightline.engine.messages import Add, Start, UpdateHead, add_frames, decode_command, decode_report, encode, request_of
+from sightline.engine.file_cache import FileCache, FileCacheIndex
+from sightline.engine.messages import Add, Start, UpdateHead, add_frames, decode_command, decode_report, encode, submission_of
 from sightline.errors import MissingMediaError
-from sightline.run.sampling_params import resolve_sampling
+from sightline.sampling_params import resolve_sampling
+from sightline.server.admission import UNREAD, AdmissionBudget, ClientGone, read_body
 from sightline.server.auth import KeyRing
-from sightline.server.engine_client import Answers
+from sightline.server.engine_client import EngineClient, UpdateQueue
 from sightline.server.errors import ApiError
-from sightline.server.inflight import UNREAD, ClientGone, Ledger, read_body
 from sightline.server.media_names import MediaNames
+from sightline.server.observer import Observer
 from sightline.server.parse import MAX_VALUES, most_values, parse
 from sightline.server.token_text import token_bytes
-from sightline.types import MediaItem, MediaSpan, Request, SamplingParams, StructuredOutput, TokenLogprob
+from sightline.submission import Submission
+from sightline.types import Completion, MediaItem, MediaSpan, Request, SamplingParams, StructuredOutput, TokenLogprob, View
 
 
 def with_bytes(item: MediaItem, data: bytes) -> MediaItem:
@@ -37,6 +39,9 @@ def with_bytes(item: MediaItem, data: bytes) -> MediaItem:
 def test_a_request_arrives_as_it_was_sent() -> None:
     """Every field of it: red when one is left out of the header or frames change places."""
     items = (with_bytes(image_item(2, 3), b"one"), with_bytes(video_item(2, 2, 2, 4.0), b"two"), image_item(1, 1, b"named"))
+    tiles = View(resized=(28, 50), canvas=(28, 56), tile=(28, 28), offset=(0, 3))
+    items = (*items[:2], replace(items[2], views=(*items[2].views, tiles), grids=(*items[2].grids, (2, 2, 2))))
+    assert items[2].patches == 4 + 8
     sent = Request(
         token_ids=np.arange(7, dtype=np.int32),
         positions=np.arange(21, dtype=np.int32).reshape(3, 7),
@@ -48,29 +53,51 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         max_tokens=5, temperature=0.5, logit_bias={3: -1.5}, seed=-4, structured=StructuredOutput("regex", "a+", True)
     )
     sampling = resolve_sampling(params, {})
-    frames = add_frames(FileBooks(0), 17, sent, sampling, (1, 2), ("stop",), -1, "salt", {"fetch": 0.5})
-    head, *buffers = [bytes(memoryview(frame).cast("B")) if not isinstance(frame, bytes) else frame for frame in frames]
-    add = decode_command(head)
-    assert isinstance(add, Add)
-    got = request_of(add, buffers, KeptFiles(0))
+    asked = Submission(
+        sent,
+        sampling,
+        end_tokens=frozenset((1, 2)),
+        stop=("stop",),
+        priority=-1,
+        answer_returns=True,
+        cache_salt="salt",
+        affinity=b"beginning",
+        seconds={"fetch": 0.5},
+    )
+    assert all(getattr(asked, field.name) != field.default for field in fields(asked)), "every field has something to lose"
+    frames = add_frames(FileCacheIndex(0), 17, asked)
+    assert np.shares_memory(frames[3], np.frombuffer(items[0].ref.data, np.uint8)), "the bytes of media are not copied"
+    add = decode_command(*(frame if isinstance(frame, bytes) else frame.tobytes() for frame in frames))
+    assert isinstance(add, Add) and add.number == 17
+    arrived = submission_of(add, FileCache(0))
+    got = arrived.request
     assert got.token_ids.tolist() == sent.token_ids.tolist() and got.positions.tolist() == sent.positions.tolist()
     assert (got.position_delta, got.items, got.spans) == (sent.position_delta, sent.items, sent.spans)
-    assert (add.number, add.sampling, add.end_tokens, add.stop) == (17, sampling, (1, 2), ("stop",))
-    assert (add.priority, add.cache_salt, add.seconds) == (-1, "salt", {"fetch": 0.5})
+    assert replace(arrived, request=sent) == asked
     assert got.token_ids.flags.writeable, "torch warns of arrays that cannot be written"
-    with pytest.raises(ValueError, match="2 frames of media for 3 items"):
-        request_of(add, buffers[:-1], KeptFiles(0))
+    with pytest.raises(ValueError, match="bytes of 2 items for a request that has 3"):
+        submission_of(msgspec.structs.replace(add, media=add.media[:-1]), FileCache(0))
 
 
 def test_other_messages_arrive_as_they_were_sent() -> None:
-    config = Config(server=ServerConfig(api_key=("a", "b"), drain_timeout_s=3.5))
+    config = Config(
+        model=ModelConfig(family_module=("a.b", "/c.py")), server=ServerConfig(api_key=("a", "b"), drain_timeout_s=3.5)
+    )
     assert decode_command(encode(Start(config))) == Start(config)
-    finish = messages.Finish("stop", 5, 2, 1, 1, 0, {"queue": 0.1})
+    finish = messages.Finish("stop", 5, {"queue": 0.1}, 1, 1)
     logprob = TokenLogprob(3, -0.5, ((3, -0.5), (4, -2.0)))
     news = messages.News(
-        (UpdateHead(1, 0, "text", (3,), (logprob,), finish), UpdateHead(2, 1, failure=messages.Failure("invalid", "x")))
+        (UpdateHead(1, 0, "text", (3,), (logprob,), finish), UpdateHead(2, 1, failure=messages.EngineFailure("invalid", "x")))
     )
     assert decode_report(encode(news)) == news
+
+
+def test_the_end_of_an_answer_is_told_as_the_engine_noted_it() -> None:
+    """Red when a field of the message has no counterpart in a Completion, or another value."""
+    completion = Completion("text", (3, 4), "length", 5, {"queue": 0.1}, cached_tokens=1, media_items=2, encoded_items=1)
+    finish = messages.Finish.of(completion)
+    assert {name: getattr(completion, name) for name in finish.__struct_fields__} == msgspec.structs.asdict(finish)
+    assert decode_report(encode(messages.News((UpdateHead(1, 0, finish=finish),)))).updates[0].finish == finish
 
 
 def test_names_are_kept_per_caller_and_bounded() -> None:
@@ -95,14 +122,14 @@ def test_names_are_kept_per_caller_and_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400)), max_size=40))
-def test_the_ledger_balances(changes: list[tuple[int, int]]) -> None:
+def test_the_admission_budget_balances(changes: list[tuple[int, int]]) -> None:
     """Whatever grows, settles and ends: the sum is that of the open entries, never above the limit, and 0 in the end."""
-    ledger = Ledger(max_mb=0.001, max_requests=3)
+    admission = AdmissionBudget(max_mb=0.001, max_requests=3)
     shares: dict[int, tuple[Any, int]] = {}
     for number, count in changes:
         if number not in shares:
             try:
-                shares[number] = (ledger.open().__enter__(), 0)
+                shares[number] = (admission.open().__enter__(), 0)
             except ApiError as error:
                 assert error.status == 429 and len(shares) == 3
                 continue
@@ -119,25 +146,25 @@ def test_the_ledger_balances(changes: list[tuple[int, int]]) -> None:
                 shares[number] = (entry, held + count)
         except ApiError as error:
             assert error.status == 429 and error.headers["Retry-After"]
-        assert ledger.bytes == sum(held for _, held in shares.values()) <= 1000
-        assert ledger.requests == len(shares)
+        assert admission.bytes == sum(held for _, held in shares.values()) <= 1000
+        assert admission.requests == len(shares)
 
 
 def test_memory_of_large_bodies_is_given_back_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red if gigabytes stay with the allocator, or if it is asked for them while others work, or after every small request."""
     asked: list[float] = []
     done = threading.Event()
-    monkeypatch.setattr("sightline.server.inflight.give_freed_memory_back", lambda: (asked.append(1), done.set()))
-    ledger = Ledger(1000, 9)
-    with ledger.open() as small:
+    monkeypatch.setattr("sightline.server.admission.give_freed_memory_back", lambda: (asked.append(1), done.set()))
+    admission = AdmissionBudget(1000, 9)
+    with admission.open() as small:
         small.grow(10**8)
     assert not asked
-    with ledger.open():
-        with ledger.open() as large:
+    with admission.open():
+        with admission.open() as large:
             large.grow(9 * 10**8)
         assert not asked and not done.wait(0.2)
     assert done.wait(10)
-    with ledger.open() as again:
+    with admission.open() as again:
         again.grow(10)
     assert len(asked) == 1
 
@@ -153,14 +180,14 @@ def body_of(*turns: list[bytes], gone: bool = False) -> Any:
         unread.extend(left.pop(0))
         return {"type": "http.request", "body": b"", "more_body": bool(left) or gone}
 
-    return {"extensions": {UNREAD: {"parts": unread}}}, receive
+    return {"extensions": {UNREAD: {"parts": unread, "is_lost": False}}}, receive
 
 
 def test_small_parts_of_a_body_are_put_together() -> None:
     """Red if each of many tiny parts is kept: they would take fifty times the memory that is counted."""
     large, many = bytes(70_000), [[b"ab"] * 3 for _ in range(1000)]
     turns = [*many, [large], [b"c"], *many, [large, large, b"d"]]
-    with Ledger(10, 1).open() as entry:
+    with AdmissionBudget(10, 1).open() as entry:
         parts = asyncio.run(read_body(*body_of(*turns), entry, 10, 60))
     assert b"".join(parts) == b"".join(part for turn in turns for part in turn)
     assert [len(part) for part in parts] == [6000, 70_000, 6001, 70_000, 70_000, 1]
@@ -168,17 +195,17 @@ def test_small_parts_of_a_body_are_put_together() -> None:
 
 
 def test_bodies_are_read_within_limits() -> None:
-    ledger = Ledger(1, 1)
-    with ledger.open() as entry:
+    admission = AdmissionBudget(1, 1)
+    with admission.open() as entry:
         assert asyncio.run(read_body(*body_of([b"a", b"b"], [], [b"c"]), entry, 1e-5, 60)) == [b"abc"]
-        assert ledger.bytes == 3
+        assert admission.bytes == 3
         with pytest.raises(ApiError) as caught:
             asyncio.run(read_body(*body_of([b"0123", b"456"], [b"7890"], [b"x"]), entry, 1e-5, 60))
         assert caught.value.status == 413
-        assert ledger.bytes == 10
+        assert admission.bytes == 10
         with pytest.raises(ClientGone):
             asyncio.run(read_body(*body_of([b"ab"], gone=True), entry, 1, 60))
-    assert ledger.bytes == 0
+    assert admission.bytes == 0
 
 
 def test_bodies_of_too_many_values_are_refused_unread() -> None:
@@ -246,8 +273,9 @@ def test_bytes_of_tokens(tmp_path: Path) -> None:
 
 def test_news_of_several_prompts_have_their_places() -> None:
     async def collect() -> list[tuple[int, str]]:
-        answers = Answers({7: 0, 9: 2}, left=3)
-        end = messages.Finish("stop", 1, 1, 0, 0, 0, {})
+        engine = EngineClient(Config(), Observer(), lambda _: None, lambda _: None, lambda _: None)
+        answers = UpdateQueue({7: 0, 9: 2}, left=3, engine=engine)
+        end = messages.Finish("stop", 1, {})
         for update in (UpdateHead(9, 0, "c"), UpdateHead(7, 1, "b", finish=end), UpdateHead(7, 0, "a", finish=end)):
             answers.tell(update)
         found = []

@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
+from media.pdfs import encrypted, picture_pdf
 from server.media import png
 from server.running import ADMIN, MODEL, RunningServer, running
 
@@ -191,6 +193,46 @@ def test_images_are_dropped_and_pasted_and_removed(server: RunningServer, visito
     visit.check()
 
 
+def test_a_pdf_is_asked_about(server: RunningServer, visitor: Callable[..., Visit]) -> None:
+    question, answer = sample("sign.png")
+    visit = visitor(server).open()
+    page = visit.page
+    data = picture_pdf(Image.open(DEMO / "sign.png"))
+    page.set_input_files("#files", {"name": "sign.pdf", "mimeType": "application/pdf", "buffer": data})
+    expect(page.locator("#attachments li .clip")).to_have_text("PDF sign.pdf")
+    visit.ask(question)
+    turn = visit.turn(0)
+    expect(turn.locator(".answer")).to_have_text(answer)
+    expect(turn.locator(".facts")).to_contain_text("1 image encoded")
+    (part, _) = visit.bodies[0]["messages"][0]["content"]
+    assert part["file"]["filename"] == "sign.pdf"
+    page.set_input_files("#files", {"name": "locked.pdf", "mimeType": "", "buffer": encrypted(b"secret")})
+    visit.ask(question)
+    expect(visit.turn(1).locator(".problem")).to_contain_text("PDF locked.pdf cannot be read: it is encrypted with a password.")
+    visit.complaints.clear()  # the browser itself notes a refused request
+    visit.check()
+
+
+def test_images_are_asked_about_as_a_video(server: RunningServer, visitor: Callable[..., Visit]) -> None:
+    visit = visitor(server).open()
+    page = visit.page
+    frames = [{"name": f"{seed}.png", "mimeType": "image/png", "buffer": png(seed)} for seed in range(8010, 8014)]
+    page.set_input_files("#files", frames[:1])
+    expect(page.locator("#as-video")).to_be_hidden()
+    page.set_input_files("#files", frames[1:])
+    expect(page.locator("#attachments li")).to_have_count(4)
+    page.get_by_label("These images are frames of one video").check()
+    page.get_by_label("a second").fill("4")
+    visit.ask("What is this?")
+    turn = visit.turn(0)
+    expect(turn.locator(".facts")).to_contain_text("1 clip encoded")
+    expect(turn.locator(".shown .clip")).to_have_text("▶ 4 frames")
+    (part, _) = visit.bodies[0]["messages"][0]["content"]
+    assert len(part["video_url"]["url"]) == 4 and part["video_url"]["fps"] == 4
+    expect(page.locator("#as-video")).to_be_hidden()
+    visit.check()
+
+
 def test_an_error_is_a_sentence_and_the_conversation_goes_on(server: RunningServer, visitor: Callable[..., Visit]) -> None:
     visit = visitor(server).open()
     visit.attach("broken.png", b"\x89PNG\r\n\x1a\n and then nothing of the kind")
@@ -216,11 +258,13 @@ def test_settings_go_with_the_question(server: RunningServer, visitor: Callable[
     expect(page.locator("#temperature-shown")).to_have_text("0.7")
     page.fill("#max-tokens", "3")
     page.fill("#seed", "11")
+    page.fill("#max-pixels", "100352")
     page.fill("#system", "Be brief.")
     visit.ask("Hello")
     visit.turn(0)
     body = visit.bodies[0]
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.7, 3, 11)
+    assert body["mm_processor_kwargs"] == {"max_pixels": 100_352}
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     page.fill("#max-tokens", "0")  # not sound: nothing is asked
     visit.ask("Hello again")

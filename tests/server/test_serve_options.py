@@ -1,5 +1,6 @@
 """`sightline serve` as it is called: flags, the config file, and one sentence for each mistake."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from sightline.cli.main import make_parser
 from sightline.cli.serve import serve_config
+from sightline.cli.sglang_flags import OTHERS
 from sightline.config import Config
 from sightline.errors import ConfigError
 
@@ -62,6 +64,48 @@ def test_options_reach_the_configuration() -> None:
     assert made.media.allowed_media_domains == ("x.example",) and made.media.max_pixels == 5000
 
 
+def test_flags_of_sglang_that_mean_the_same() -> None:
+    """Red when one of them is dropped, or leads to another setting. `--help` shows ours alone."""
+    made = config(
+        *("--model-path", "a/model", "--tp-size", "1", "--tp", "1", "--chunked-prefill-size", "4096"),
+        *("--max-running-requests", "7", "--context-length", "99", "--random-seed", "3", "--disable-radix-cache"),
+        *("--enable-cache-report", "--log-requests", "--enable-multimodal", "--enable-metrics", "--skip-server-warmup"),
+        *("--disable-overlap-schedule", "--limit-mm-data-per-request", '{"image": 4}', "--log-level", "warning"),
+    )
+    assert (made.model.model, made.model.max_model_len, made.model.seed) == ("a/model", 99, 3)
+    assert (made.engine.max_num_batched_tokens, made.engine.max_num_seqs) == (4096, 7)
+    assert (made.engine.enable_prefix_caching, made.engine.overlap, made.engine.warm_up) == (False, False, False)
+    assert made.media.limit_mm_per_prompt == '{"image": 4}' and made.server.log_level == "warning"
+
+
+def test_flags_of_sglang_in_a_config_file(tmp_path: Path) -> None:
+    """By the same table as on the command line; red when the file knows the names of our settings alone."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("model-path: theirs\nmax_running_requests: 5\ndisable-radix-cache: true\n")
+    made = config("--config", str(file))
+    assert (made.model.model, made.engine.max_num_seqs, made.engine.enable_prefix_caching) == ("theirs", 5, False)
+    file.write_text("disable-radix-cache: false\n")
+    assert config("--config", str(file)).engine.enable_prefix_caching
+
+
+def test_every_setting_that_a_hint_names_exists() -> None:
+    """Red when a setting is renamed and the hint for a flag of SGLang still has the old name."""
+    ours = {flag for action in make_parser().parse(["serve"]).subparser._actions for flag in action.option_strings}
+    for hint in OTHERS.values():
+        assert set(re.findall(r"--[\w-]+", hint)) <= ours, hint
+
+
+def test_flags_from_before_a_renaming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Red when a server of last week's command line or config file does not start any more, or help names the old flag."""
+    assert config().engine.async_encode is None
+    assert config("--encode-aside").engine.async_encode is True  # old name
+    (tmp_path / "options.yaml").write_text("encode_aside: false\n")  # old name
+    assert config("--config", str(tmp_path / "options.yaml")).engine.async_encode is False
+    with pytest.raises(SystemExit):
+        make_parser().parse(["serve", "--help"])
+    assert "encode-aside" not in capsys.readouterr().out  # old name
+
+
 def test_local_files_are_off_unless_a_folder_is_named() -> None:
     """The library's default is the other way round: there the user names the files."""
     assert config().media.allowed_local_media_path is None
@@ -86,6 +130,8 @@ def test_a_config_file_and_the_command_line_over_it(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("prot: 1", "has an option 'prot' that does not exist; did you mean 'port'?"),
+        ("mem-fraction-static: 0.8", "has an option 'mem-fraction-static' that does not exist; use --gpu-memory-utilization"),
+        ("no_warm_up: true", "has an option 'no_warm_up' that does not exist; did you mean 'warm_up'?"),
         ("zzzz: 1", "has an option 'zzzz' that does not exist."),
         ("enable_prefix_caching: 3", "enable_prefix_caching = 3, but it must be true or false."),
         ("- 1", "must hold names and values, not a list."),
@@ -111,7 +157,10 @@ def test_a_wrong_value_in_a_config_file_is_named(tmp_path: Path, capsys: pytest.
     ("arguments", "code", "sentence"),
     [
         (["--prot", "1"], 2, "there is no option --prot; did you mean --port?"),
-        (["--tensor-parallel-size", "2"], 1, "tensor_parallel_size is 2, but only 1 is supported so far."),
+        (["--mem-fraction-static", "0.8"], 2, "there is no option --mem-fraction-static; use --gpu-memory-utilization"),
+        (["--tp-size", "0"], 1, "tensor_parallel_size is 0, but must be at least 1."),
+        (["--chat-template", "/no/such.jinja"], 1, "chat_template is '/no/such.jinja', but there is no such file."),
+        (["--tensor-parallel-size", "-2"], 1, "tensor_parallel_size is -2, but must be at least 1."),
         (["--config", "/nowhere.yaml"], 1, "The config file /nowhere.yaml cannot be read"),
         (["a", "--model", "b"], 1, "The model is named twice: 'a' and --model 'b'."),
         (["/no/such/folder"], 1, "There is no folder /no/such/folder"),

@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
-class Answer:
+class WireResponse:
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
@@ -40,7 +40,7 @@ def abandon(client: socket.socket) -> None:
 
 
 def head(*headers: str, method: str = "POST", path: str = CHAT) -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode("latin-1")
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode("latin-1")
 
 
 def request(body: bytes | dict[str, Any], *headers: str, path: str = CHAT) -> bytes:
@@ -49,22 +49,22 @@ def request(body: bytes | dict[str, Any], *headers: str, path: str = CHAT) -> by
     return head(f"Content-Length: {len(data)}", *headers, path=path) + data
 
 
-def read_answer(client: socket.socket, method: str = "POST") -> Answer:
+def read_answer(client: socket.socket, method: str = "POST") -> WireResponse:
     response = http.client.HTTPResponse(client, method=method)
     response.begin()
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    return WireResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
-class Answers:
+class WireResponses:
     """One answer after another from a connection, also where the next has begun to come in with the one before."""
 
     def __init__(self, client: socket.socket) -> None:
         self._file = client.makefile("rb")
 
-    def next(self, method: str = "POST") -> Answer:
+    def next(self, method: str = "POST") -> WireResponse:
         return read_answer(self, method)  # type: ignore[arg-type]
 
-    def makefile(self, *_: Any) -> "Answers":
+    def makefile(self, *_: Any) -> "WireResponses":
         return self
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Answers:
         return getattr(self._file, name)
 
 
-def exchange(server: RunningServer, data: bytes) -> Answer:
+def exchange(server: RunningServer, data: bytes) -> WireResponse:
     """Sends bytes on a connection of their own; what comes back."""
     with connection(server) as client:
         with contextlib.suppress(ConnectionError):  # the answer may come, and the connection close, before all is sent

@@ -117,6 +117,7 @@ def test_pieces_of_characters_of_a_published_tokenizer(data: st.DataObject, size
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.sampled_from([*WORDS, SPECIAL]) | st.text("日é🦙a\u0301", min_size=1, max_size=2), max_size=30), STOPS, CUTS)
+@example(["▁"] * 7 + ["🦙"] * 5 + ["a🦙"] * 2, (), [1, 4])  # a long run of byte tokens that is whole in the end
 @pytest.mark.parametrize("kind", ["strip", "metaspace"])
 def test_leading_spaces(kind: str, words: list[str], stops: tuple[str, ...], sizes: list[int]) -> None:
     """Red if the anchor may be without text: the space before the next word would vanish as if it were the first."""

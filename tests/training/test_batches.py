@@ -13,8 +13,8 @@ from batches import IGNORED, Encoder, batches, make_batch
 from sightline.config import MediaConfig
 from sightline.evals.signs import SKILL_NAMES, make_example
 from sightline.evals.signs.conversation import encode_clip
-from sightline.models.families import read_model_spec, read_processor_spec
-from sightline.prompt.request import build_request
+from sightline.models.registry import read_model_spec, read_processor_spec
+from sightline.prompt.builder import PromptBuilder
 from start import start
 
 
@@ -30,6 +30,9 @@ def test_prompts_are_the_packages(folder: Path, skill: str) -> None:
     encoder = Encoder(folder)
     spec = read_model_spec(folder)
     processor = read_processor_spec(folder, spec, MediaConfig())
+    builder = PromptBuilder(
+        encoder.template, encoder.tokenizer, spec, processor, MediaConfig(), spec.text.max_position, "a model"
+    )
     for seed in range(3):
         example = make_example(seed, "train", skill)
         ids, labels, spans, items, first = encoder.encode(example)
@@ -38,9 +41,7 @@ def test_prompts_are_the_packages(folder: Path, skill: str) -> None:
         else:
             media = [{"type": "image", "image": Image.fromarray(image)} for image in example.images]
         turn = {"role": "user", "content": [*media, {"type": "text", "text": example.turns[0].question}]}
-        request = build_request(
-            [turn], template=encoder.template, tokenizer=encoder.tokenizer, spec=spec, processor=processor, limits=MediaConfig()
-        )
+        request = builder.chat([turn])
         assert request.token_ids.tolist() == ids[:first].tolist()
         assert request.spans == spans and [item.grid for item in request.items] == [item.grid for item in items]
         batch = make_batch([example, example], encoder)

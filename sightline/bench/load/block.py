@@ -10,9 +10,14 @@ WIDTH = 50
 
 
 def result_block(
-    figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None, device_busy_share: float | None = None
+    figures: Statistics,
+    lag: Lag,
+    rate: float,
+    max_concurrency: int | None,
+    device_busy_share: float | None = None,
+    backend: str = "openai-chat",
 ) -> str:
-    return "\n".join(_lines(figures, lag, rate, max_concurrency, device_busy_share))
+    return "\n".join(_lines(figures, lag, rate, max_concurrency, device_busy_share, backend))
 
 
 def warnings(figures: Statistics, lag: Lag) -> list[str]:
@@ -43,9 +48,10 @@ def _title(text: str, fill: str) -> str:
 
 
 def _lines(
-    figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None, device_busy_share: float | None
+    figures: Statistics, lag: Lag, rate: float, max_concurrency: int | None, device_busy_share: float | None, backend: str
 ) -> Iterator[str]:
     yield _title(" Serving Benchmark Result ", "=")
+    yield row("Backend", backend)
     yield row("Traffic request rate", "inf" if rate == float("inf") else rate)
     yield row("Max request concurrency", max_concurrency if max_concurrency else "not set")
     yield row("Successful requests", figures.completed)
@@ -56,6 +62,8 @@ def _lines(
     yield row("Total input vision tokens", figures.vision_tokens)
     yield row("Total cached tokens", figures.cached_tokens)
     yield row("Total generated tokens", figures.output_tokens)
+    if figures.retokenized_tokens is not None:
+        yield row("Total generated tokens (retokenized)", figures.retokenized_tokens)
     yield row("Request throughput (req/s)", figures.request_throughput)
     yield row("Input token throughput (tok/s)", figures.input_throughput)
     yield row("Output token throughput (tok/s)", figures.output_throughput)
@@ -69,8 +77,10 @@ def _lines(
     yield from _section("Time to First Token", "TTFT", figures.ttft)
     if figures.text_came_later:
         yield from _section("Time to First Text", "first text", figures.first_text)
-    yield from _section("Time per Output Token (excl. 1st token)", "TPOT", figures.tpot)
-    yield from _section("Inter-Token Latency", "ITL", figures.itl)
+    # Of answers with one token there is none; benchmarks print 0.00 then, and programs that read them look for the lines.
+    none = Spread.of([0.0]) if figures.ttft is not None else None
+    yield from _section("Time per Output Token (excl. 1st token)", "TPOT", figures.tpot or none)
+    yield from _section("Inter-Token Latency", "ITL", figures.itl or none)
     if figures.failures:
         yield _title("Failures", "-")
         for kind, count, message in figures.failures:

@@ -23,7 +23,7 @@ class Medium:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RequestSample:
     """One request of a dataset: messages whose URLs may be a Medium, the most tokens to answer, its own fields of the body."""
 
     messages: list[dict[str, Any]]
@@ -53,7 +53,7 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def request_body(sample: Sample, options: RequestOptions) -> tuple[bytes, ...]:
+def request_body(sample: RequestSample, options: RequestOptions) -> tuple[bytes, ...]:
     """The body in pieces to be sent one after the other."""
     body: dict[str, Any] = {
         "model": options.model,

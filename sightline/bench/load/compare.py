@@ -92,9 +92,9 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
         yield _serve_table(load, latest([run for run in serve if run.load == load]))
     rounds = latest([run for run in runs if run.kind == "multiturn"])
     probes = latest([run for run in runs if run.kind == "probe"])
-    yield from _by_place("TTFT (ms) by round", rounds, "rounds", "round", "ttft_ms")
-    yield from _by_place("Vision tower (ms) by round", rounds, "rounds", "round", "tower_ms")
-    yield from _by_place("TTFT (ms) by images in one request", probes, "probes", "images", "ttft_ms")
+    yield from _by_number("TTFT (ms) by round", rounds, "rounds", "round", "ttft_ms")
+    yield from _by_number("Vision tower (ms) by round", rounds, "rounds", "round", "tower_ms")
+    yield from _by_number("TTFT (ms) by images in one request", probes, "probes", "images", "ttft_ms")
     if probes:
         yield _largest_table(probes)
 
@@ -119,14 +119,14 @@ def _serve_table(load: str, runs: Sequence[Run]) -> str:
     return f"Serving: {load}\n" + table(_headings("", runs), known)
 
 
-def _by_place(title: str, runs: Sequence[Run], key: str, place: str, figure: str) -> Iterator[str]:
+def _by_number(title: str, runs: Sequence[Run], key: str, axis: str, figure: str) -> Iterator[str]:
     """A table per resolution: a row per round or number of images, a column per run."""
-    entries = {run.label: {(one["resolution"], one[place]): one.get(figure) for one in run.record[key]} for run in runs}
+    entries = {run.label: {(one["resolution"], one[axis]): one.get(figure) for one in run.record[key]} for run in runs}
     for resolution in dict.fromkeys(found for known in entries.values() for found, _ in known):
         places = sorted({number for known in entries.values() for found, number in known if found == resolution})
         rows = [_row(str(number), [entries[run.label].get((resolution, number)) for run in runs]) for number in places]
         if any(isinstance(cell, int | float) for row in rows for cell in row[1:]):
-            yield f"{title}, {resolution}\n" + table(_headings(place, runs), rows)
+            yield f"{title}, {resolution}\n" + table(_headings(axis, runs), rows)
 
 
 def _largest_table(runs: Sequence[Run]) -> str:

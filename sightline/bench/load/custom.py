@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sightline.bench.load.body import Medium, Sample, image_part, text_part, video_part
+from sightline.bench.load.body import Medium, RequestSample, image_part, text_part, video_part
 from sightline.errors import ConfigError
 
 _KINDS = {
@@ -42,7 +42,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     extra_body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def read_custom(path: Path, output_len: int) -> list[Sample]:
+def read_custom(path: Path, output_len: int) -> list[RequestSample]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -63,7 +63,7 @@ def read_custom(path: Path, output_len: int) -> list[Sample]:
     return samples
 
 
-def _sample(line: _Line, folder: Path, output_len: int, known: dict[str, Medium | str]) -> Sample:
+def _sample(line: _Line, folder: Path, output_len: int, known: dict[str, Medium | str]) -> RequestSample:
     if (line.messages is None) == (line.prompt is None):
         raise ValueError("it must have either 'messages' or 'prompt'.")
     tokens = output_len if line.output_tokens is None else line.output_tokens
@@ -72,11 +72,11 @@ def _sample(line: _Line, folder: Path, output_len: int, known: dict[str, Medium 
     if line.messages is not None:
         if line.image_files or line.video_files:
             raise ValueError("'image_files' and 'video_files' belong to 'prompt'; messages hold their own media.")
-        return Sample(line.messages, tokens, line.extra_body)
+        return RequestSample(line.messages, tokens, line.extra_body)
     assert line.prompt is not None
     parts = [image_part(_medium(name, folder, known)) for name in line.image_files]
     parts += [video_part(_medium(name, folder, known)) for name in line.video_files]
-    return Sample([{"role": "user", "content": [*parts, text_part(line.prompt)]}], tokens, line.extra_body)
+    return RequestSample([{"role": "user", "content": [*parts, text_part(line.prompt)]}], tokens, line.extra_body)
 
 
 def _medium(name: str, folder: Path, known: dict[str, Medium | str]) -> Medium | str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sightline.bench.load.body import Medium, Sample, image_part, text_part, video_part
+import numpy as np
+
+from sightline.bench.load.body import Medium, RequestSample, image_part, text_part, video_part
 from sightline.bench.load.custom import read_custom
 from sightline.bench.load.images import ImageKind, make_image
 from sightline.bench.load.texts import random_text
@@ -24,6 +26,7 @@ class DatasetConfig:
     name: DatasetName = "image"
     input_len: int = 128  # text tokens per request
     output_len: int = 128  # most tokens of an answer
+    range_ratio: float = 1.0  # both lengths are drawn for each request, from this share of them to all of them
     seed: int = 0
     image: ImageKind = field(default_factory=ImageKind)
     image_count: int = 1
@@ -42,8 +45,45 @@ class DatasetConfig:
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}, but must be at least {least}.")
+        if not 0.0 <= self.range_ratio <= 1.0:
+            raise ConfigError(f"The range ratio is {self.range_ratio}, but must be from 0 to 1.")
         if self.name == "custom" and self.path is None:
             raise ConfigError("The dataset 'custom' needs --dataset-path: a file with one JSON object per line.")
+
+
+@dataclass(frozen=True)
+class RunSamples:
+    measured: list[RequestSample]
+    warm_ups: list[RequestSample]
+    shortage: str | None = None  # what to tell where the dataset has not as many as were asked for
+
+
+def make_run(
+    config: DatasetConfig,
+    count: int,
+    warm_ups: int,
+    tokens_per_word: float,
+    told: Callable[[int], None] = lambda done: None,
+) -> RunSamples:
+    """`count` samples to measure and some to warm up with. Questions of mmmu are never measured twice."""
+    if config.name == "mmmu":
+        from sightline.bench.load.mmmu import read_mmmu
+
+        return share_out(read_mmmu(config.path, config.output_len, config.seed, count + warm_ups), count, warm_ups)
+    measured = make_samples(config, count, tokens_per_word, told=told)
+    return RunSamples(measured, make_samples(config, warm_ups, tokens_per_word, warm_up=True))
+
+
+def share_out(samples: Sequence[RequestSample], count: int, warm_ups: int) -> RunSamples:
+    """Those that are measured come first; warming up takes others while there are any."""
+    measured, others = list(samples[:count]), list(samples[count:])
+    said = []
+    if len(measured) < count:
+        said.append(f"The dataset has {len(samples)} questions: {len(measured)} requests are sent, not {count}.")
+    if len(others) < warm_ups:
+        said.append("No other questions are left to warm up with: some that are measured are asked before.")
+        others = _cycled(samples, warm_ups, warm_up=True)
+    return RunSamples(measured, others, " ".join(said) or None)
 
 
 def make_samples(
@@ -52,16 +92,12 @@ def make_samples(
     tokens_per_word: float,
     warm_up: bool = False,
     told: Callable[[int], None] = lambda done: None,
-) -> list[Sample]:
-    """`count` samples; those for warming up are of the same kind, but other ones where the dataset can make them up."""
+) -> list[RequestSample]:
+    """`count` samples of any dataset but mmmu; those for warming up are other ones where the dataset can make them up."""
     numbers = range(_WARM_UP, _WARM_UP + count) if warm_up else range(count)
     if config.name == "custom":
         assert config.path is not None
         return _cycled(read_custom(config.path, config.output_len), count, warm_up)
-    if config.name == "mmmu":
-        from sightline.bench.load.mmmu import read_mmmu
-
-        return _cycled(read_mmmu(config.path, config.output_len, config.seed, count), count, warm_up)
     if config.name == "image":
         media = _pictures(config, numbers, told)
     elif config.name == "video":
@@ -71,11 +107,24 @@ def make_samples(
         ]
     else:
         media = [[] for _ in numbers]
-    texts = [random_text(config.input_len, tokens_per_word, (config.seed, 0, number)) for number in numbers]
-    return [
-        Sample(user_message(parts, text, config.media_position), config.output_len)
-        for parts, text in zip(media, texts, strict=True)
+    lengths = [_lengths(config, number) for number in numbers]
+    texts = [
+        random_text(input_len, tokens_per_word, (config.seed, 0, number))
+        for number, (input_len, _) in zip(numbers, lengths, strict=True)
     ]
+    return [
+        RequestSample(user_message(parts, text, config.media_position), output_len)
+        for parts, text, (_, output_len) in zip(media, texts, lengths, strict=True)
+    ]
+
+
+def _lengths(config: DatasetConfig, number: int) -> tuple[int, int]:
+    """Tokens of the text and of the answer of one request, as sglang.bench_serving draws them."""
+    random = np.random.default_rng((config.seed, 3, number))
+    wanted = (config.input_len, config.output_len)
+    low, high = [max(1, int(length * config.range_ratio)) for length in wanted], [length + 1 for length in wanted]
+    input_len, output_len = random.integers(low, high)
+    return int(input_len), int(output_len)
 
 
 def user_message(media: list[dict[str, Any]], text: str, position: Literal["first", "last"] = "first") -> list[dict[str, Any]]:
@@ -87,13 +136,13 @@ def user_message(media: list[dict[str, Any]], text: str, position: Literal["firs
 
 def _pictures(config: DatasetConfig, numbers: range, told: Callable[[int], None]) -> list[list[dict[str, Any]]]:
     """The picture parts of each request; pictures that come again are made once."""
-    wanted = [number * config.image_count + place for number in numbers for place in range(config.image_count)]
+    wanted = [number * config.image_count + index for number in numbers for index in range(config.image_count)]
     if config.distinct_images is not None:
         wanted = [picture % config.distinct_images for picture in wanted]
     distinct = list(dict.fromkeys(wanted))
     made = dict(zip(distinct, make_images(config.image, (config.seed, 1), distinct, told), strict=True))
     parts = [image_part(made[picture]) for picture in wanted]
-    return [parts[place * config.image_count : (place + 1) * config.image_count] for place in range(len(numbers))]
+    return [parts[index * config.image_count : (index + 1) * config.image_count] for index in range(len(numbers))]
 
 
 def make_images(
@@ -126,6 +175,6 @@ def check_memory(wanted: int, count: int, free: int | None = None) -> None:
         )
 
 
-def _cycled(samples: Sequence[Sample], count: int, warm_up: bool) -> list[Sample]:
+def _cycled(samples: Sequence[RequestSample], count: int, warm_up: bool) -> list[RequestSample]:
     """Again from the start when they are used up. Warming up takes the last ones, which are measured only if all are."""
-    return [samples[(-1 - place if warm_up else place) % len(samples)] for place in range(count)]
+    return [samples[(-1 - index if warm_up else index) % len(samples)] for index in range(count)]

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from sightline.bench.load.answer import Answer
 from sightline.bench.load.lag import Lag, LagMeter
+from sightline.bench.load.request_result import RequestResult
 from sightline.bench.load.target import Target
 
 Body = Sequence[bytes]
@@ -18,18 +18,18 @@ Body = Sequence[bytes]
 class Watcher(Protocol):
     """Is told of each answer when it begins and when it is whole."""
 
-    def begun(self, answer: Answer) -> None: ...
+    def begun(self, answer: RequestResult) -> None: ...
 
-    def take(self, answer: Answer) -> None: ...
+    def take(self, answer: RequestResult) -> None: ...
 
 
-def _ignore(answer: Answer) -> None:
+def _ignore(answer: RequestResult) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    answers: list[Answer]  # in the order of the requests
+    answers: list[RequestResult]  # in the order of the requests
     began: float
     duration: float  # seconds from the first start to the last answer
     lag: Lag
@@ -43,7 +43,7 @@ async def generate_load(
     stream: bool,
     watcher: Watcher | None = None,
 ) -> LoadResult:
-    answers: list[Answer | None] = [None] * len(bodies)
+    answers: list[RequestResult | None] = [None] * len(bodies)
     room: AbstractAsyncContextManager[object] = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     meter = LagMeter()
     tasks: set[asyncio.Task[None]] = set()
@@ -52,17 +52,17 @@ async def generate_load(
     meter.start()
     began = time.perf_counter()
 
-    async def send(place: int) -> None:
+    async def send(index: int) -> None:
         async with room:
-            answer = await target.ask(bodies[place], stream, began + arrivals[place], watcher.begun if watcher else _ignore)
-        answers[place] = answer
+            answer = await target.ask(bodies[index], stream, began + arrivals[index], watcher.begun if watcher else _ignore)
+        answers[index] = answer
         if watcher is not None:
             watcher.take(answer)
 
     try:
-        for place, due in enumerate(arrivals):
+        for index, due in enumerate(arrivals):
             await asyncio.sleep(max(0.0, began + due - time.perf_counter()))  # also lets others run between two starts
-            task = asyncio.create_task(send(place))
+            task = asyncio.create_task(send(index))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         while tasks:

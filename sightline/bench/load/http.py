@@ -33,7 +33,7 @@ class TransportError(Exception):
 
 
 @dataclass
-class Reply:
+class HttpReply:
     started: float  # when the request was handed to the client, as are all times: seconds of time.perf_counter()
     status: int = 0
     ended: float = 0.0
@@ -65,8 +65,8 @@ class _Connection(asyncio.Protocol):
         self._inbox = inbox
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._reply: Reply | None = None
-        self._done: asyncio.Future[Reply] | None = None
+        self._reply: HttpReply | None = None
+        self._done: asyncio.Future[HttpReply] | None = None
         self._listener: Listener | None = None
         self._stamp = 0.0
         self._length_known = False
@@ -86,7 +86,7 @@ class _Connection(asyncio.Protocol):
 
     # ---- one request
 
-    async def exchange(self, head: bytes, body: Sequence[bytes], reply: Reply, listener: Listener | None) -> Reply:
+    async def exchange(self, head: bytes, body: Sequence[bytes], reply: HttpReply, listener: Listener | None) -> HttpReply:
         if self._transport is None or self._transport.is_closing():
             raise TransportError("connection lost", "The server closed the connection.")
         self._reply, self._listener, self._length_known = reply, listener, False
@@ -186,12 +186,12 @@ class HttpClient:
         body: Sequence[bytes] = (),
         listener: Listener | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """Sends, and returns when the whole answer is there; a listener is told of its body as it comes.
 
         `headers` go over the client's own, by their names in small letters.
         """
-        reply = Reply(time.perf_counter())
+        reply = HttpReply(time.perf_counter())
         connection = self._take_idle() or await self._connect()
         length = sum(len(piece) for piece in body)
         kind = f"content-type: application/json\r\ncontent-length: {length}\r\n" if method == "POST" else ""

@@ -13,7 +13,7 @@ from PIL import Image
 from sightline.bench.load.body import Medium
 from sightline.errors import ConfigError
 
-Content = Literal["noise", "photo"]
+Content = Literal["noise", "photo", "random", "blank"]  # random: noise, as sglang.bench_serving calls it
 Format = Literal["jpeg", "png", "webp"]
 
 RESOLUTIONS = {  # width, height
@@ -62,10 +62,10 @@ def parse_resolution(text: str) -> tuple[int, int]:
 
 
 def make_image(kind: ImageKind, seed: Sequence[int]) -> Medium:
-    """Another picture for every seed."""
+    """Another picture for every seed, but for blank ones, which are all the same."""
     random = np.random.default_rng(seed)
     width, height = kind.size
-    pixels = noise(random, width, height) if kind.content == "noise" else photo(random, width, height)
+    pixels = _DRAWN[kind.content](random, width, height)
     buffer = io.BytesIO()
     options = {} if kind.format == "png" else {"quality": kind.quality}
     Image.fromarray(pixels).save(buffer, kind.format, **options)
@@ -92,3 +92,11 @@ def photo(random: np.random.Generator, width: int, height: int) -> NDArray[np.ui
         detail = random.integers(-strength, strength + 1, (size[1], size[0], 1), dtype=np.int16)  # equal in all colours: light
         pixels = np.clip(larger + detail, 0, 255).astype(np.uint8)
     return pixels[:height, :width]
+
+
+def blank(random: np.random.Generator, width: int, height: int) -> NDArray[np.uint8]:
+    """White."""
+    return np.full((height, width, 3), 255, np.uint8)
+
+
+_DRAWN = {"noise": noise, "random": noise, "photo": photo, "blank": blank}

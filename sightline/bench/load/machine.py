@@ -1,6 +1,7 @@
 """What this machine tells of itself: its GPU, memory of the GPU and of processes."""
 
 import contextlib
+import os
 import subprocess
 from pathlib import Path
 
@@ -31,4 +32,12 @@ def process_memory_mb(pid: int) -> float | None:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
+    return None
+
+
+def process_age_s(pid: int) -> float | None:
+    """Since a process was started, or None if it is not there."""
+    with contextlib.suppress(OSError):
+        started = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return float(Path("/proc/uptime").read_text().split()[0]) - started
     return None

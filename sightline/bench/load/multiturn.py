@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sightline.bench.load.answer import Answer
-from sightline.bench.load.body import RequestOptions, Sample, image_part, request_body, text_part
+from sightline.bench.load.body import RequestOptions, RequestSample, image_part, request_body, text_part
 from sightline.bench.load.datasets import make_images
 from sightline.bench.load.images import ImageKind
 from sightline.bench.load.progress import Bar
+from sightline.bench.load.request_result import RequestResult
 from sightline.bench.load.server_timings import encoded_items, tower_ms, with_timings
 from sightline.bench.load.target import Target, TargetConfig
 from sightline.bench.load.texts import random_text
@@ -86,15 +86,15 @@ class _Talker:
         self._config, self._target, self._per_word = config, target, tokens_per_word
         self._options = RequestOptions(target.model, True, config.ignore_eos, with_timings(config.extra_body, target))
 
-    async def talk(self, kind: ImageKind, first: int, rounds: int, bar: Bar | None = None) -> list[Answer]:
+    async def talk(self, kind: ImageKind, first: int, rounds: int, bar: Bar | None = None) -> list[RequestResult]:
         """One conversation about the pictures from number `first` on; ends early if an answer fails."""
         config = self._config
         messages: list[dict[str, Any]] = []
-        answers: list[Answer] = []
+        answers: list[RequestResult] = []
         for number, picture in enumerate(make_images(kind, (config.seed, 3), range(first, first + rounds)), first):
             question = random_text(config.input_len, self._per_word, (config.seed, 3, number))
             messages.append({"role": "user", "content": [image_part(picture), text_part(question)]})
-            body = request_body(Sample(messages, config.output_len), self._options)
+            body = request_body(RequestSample(messages, config.output_len), self._options)
             answer = await self._target.ask(body, stream=True)
             answers.append(answer)
             if bar is not None:
@@ -106,7 +106,7 @@ class _Talker:
         return answers
 
 
-def _round(resolution: str, number: int, talks: Sequence[Sequence[Answer]]) -> Round:
+def _round(resolution: str, number: int, talks: Sequence[Sequence[RequestResult]]) -> Round:
     reached = [talk[number] for talk in talks if len(talk) > number]
     good = [answer for answer in reached if answer.failure is None]
     failures = [answer.failure for answer in reached if answer.failure is not None]

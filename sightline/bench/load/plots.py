@@ -76,7 +76,7 @@ def _ttft_by_images(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set_xlabel("images in the request")
 
 
-def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, place: str) -> None:
+def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, axis: str) -> None:
     """A colour per run, a line and a mark per resolution; of one run, a colour per resolution, too. Crosses are failures."""
     from matplotlib.ticker import MaxNLocator
 
@@ -86,8 +86,8 @@ def _lines_by_resolution(axes: "Axes", runs: Sequence[Run], key: str, place: str
         for which, resolution in enumerate(resolutions):
             colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
             points = [one for one in run.record[key] if one["resolution"] == resolution]
-            good = [(one[place], one["ttft_ms"] / divisor) for one in points if one["ttft_ms"] is not None]
-            failed = [one[place] for one in points if one["ttft_ms"] is None and one.get("error")]
+            good = [(one[axis], one["ttft_ms"] / divisor) for one in points if one["ttft_ms"] is not None]
+            failed = [one[axis] for one in points if one["ttft_ms"] is None and one.get("error")]
             line, mark = _LINES[which % len(_LINES)], _MARKS[which % len(_MARKS)]
             name = f"{run.label}, {resolution}" if len(runs) > 1 else resolution
             _line(axes, good, line, colour, mark, name)

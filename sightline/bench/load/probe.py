@@ -1,18 +1,20 @@
 """`sightline bench probe`: how many new pictures one request may have, and how long they take.
 
 Twice as many each time until one request fails, then by halving the range in between, so the largest number is exact as long as
-a server that takes n pictures takes fewer, too.
+a server that takes n pictures takes fewer, too. Growing, each request shows the pictures of the one before it and a new one, up
+to the first that fails: a server that remembers encodes the new one only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sightline.bench.load.body import RequestOptions, Sample, image_part, request_body
+from sightline.bench.load.body import Medium, RequestOptions, RequestSample, image_part, request_body
 from sightline.bench.load.datasets import make_images, user_message
 from sightline.bench.load.images import ImageKind
 from sightline.bench.load.machine import gpu_memory_mb
-from sightline.bench.load.server_timings import tower_ms, with_timings
+from sightline.bench.load.server_timings import encoded_items, tower_ms, with_timings
+from sightline.bench.load.tables import Cell, table
 from sightline.bench.load.target import Target, TargetConfig
 from sightline.bench.load.texts import random_text
 from sightline.errors import ConfigError
@@ -24,6 +26,7 @@ class ProbeConfig:
     images: tuple[ImageKind, ...] = (ImageKind("720p"), ImageKind("1080p"), ImageKind("2k"))
     max_images: int = 64
     counts: tuple[int, ...] = ()  # exactly these instead
+    growing: bool = False  # a request shows what the one before it showed, too
     input_len: int = 32
     output_len: int = 16
     warm_up: bool = True
@@ -51,6 +54,8 @@ class Probe:
     prompt_tokens: int | None
     tower_ms: float | None
     error: str | None
+    cached_tokens: int | None = None
+    encoded_items: int | None = None
     gpu_memory_mb: float | None = None  # of this machine's first GPU, after the answer; the server never gives memory back
 
 
@@ -60,14 +65,17 @@ async def run_probe(config: ProbeConfig, target: Target, tokens_per_word: float,
         asker = _Asker(config, kind, target, tokens_per_word)
         if config.warm_up:
             await asker.ask(1)
-        search = _Search(config.max_images) if not config.counts else None
-        counts = iter(sorted(set(config.counts)))
+            asker.forget()
+        search = _Search(config.max_images) if not (config.counts or config.growing) else None
+        counts = iter(sorted(set(config.counts)) or range(1, config.max_images + 1))
         while (count := search.next() if search else next(counts, None)) is not None:
             probe = await asker.ask(count)
             if search:
                 search.note(count, probe.error is None)
             found.append(probe)
             told(probe)
+            if config.growing and probe.error is not None:
+                break
     return sorted(found, key=lambda probe: ([kind.resolution for kind in config.images].index(probe.resolution), probe.images))
 
 
@@ -94,19 +102,26 @@ class _Search:
 
 
 class _Asker:
-    """Requests with pictures that the server has never seen."""
+    """Requests with pictures that the server has never seen; growing, after those that it was shown last."""
 
     def __init__(self, config: ProbeConfig, kind: ImageKind, target: Target, tokens_per_word: float) -> None:
         self._config, self._kind, self._target = config, kind, target
         self._per_word = tokens_per_word
         self._used = 0
+        self._shown: list[Medium] = []
+
+    def forget(self) -> None:
+        self._shown = []
 
     async def ask(self, count: int) -> Probe:
         config = self._config
-        pictures = make_images(self._kind, (config.seed, 4), range(self._used, self._used + count))
+        if not config.growing:
+            self.forget()
+        new = range(self._used, self._used + count - len(self._shown))
+        pictures = self._shown = [*self._shown, *make_images(self._kind, (config.seed, 4), new)]
         text = random_text(config.input_len, self._per_word, (config.seed, 4, self._used))
-        self._used += count
-        sample = Sample(user_message([image_part(picture) for picture in pictures], text), config.output_len)
+        self._used = new.stop
+        sample = RequestSample(user_message([image_part(picture) for picture in pictures], text), config.output_len)
         options = RequestOptions(self._target.model, True, False, with_timings(config.extra_body, self._target))
         answer = await self._target.ask(request_body(sample, options), stream=True)
         worked = answer.failure is None
@@ -118,8 +133,23 @@ class _Asker:
             prompt_tokens=answer.prompt_tokens,
             tower_ms=tower_ms(answer) if worked else None,
             error=f"{answer.failure.kind}: {answer.failure.message}" if answer.failure is not None else None,
+            cached_tokens=answer.cached_tokens if worked else None,
+            encoded_items=encoded_items(answer) if worked else None,
             gpu_memory_mb=gpu_memory_mb() if config.gpu_memory else None,
         )
+
+
+def summary_table(probes: Sequence[Probe]) -> str:
+    """A row per size: the most images that one request was answered for, what that one took, and what ended the search."""
+    rows: list[list[Cell]] = []
+    for resolution in dict.fromkeys(probe.resolution for probe in probes):
+        tried = [probe for probe in probes if probe.resolution == resolution]
+        most = largest(probes, resolution)
+        last = next((probe for probe in tried if probe.images == most), None)
+        failed = next((probe.error.partition(":")[0] for probe in tried if probe.error is not None), "no limit found")
+        times = [last.ttft_ms, last.tower_ms, last.latency_ms, last.prompt_tokens] if last else [None] * 4
+        rows.append([resolution, most, *times, failed])
+    return table(["resolution", "images", "TTFT, ms", "tower, ms", "E2E, ms", "prompt tokens", "ended by"], rows)
 
 
 def largest(probes: Sequence[Probe], resolution: str) -> int:
@@ -136,5 +166,7 @@ def probe_fields(probe: Probe) -> dict[str, Any]:
         "prompt_tokens": probe.prompt_tokens,
         "tower_ms": probe.tower_ms,
         "error": probe.error,
+        "cached_tokens": probe.cached_tokens,
+        "encoded_items": probe.encoded_items,
         "gpu_memory_mb": probe.gpu_memory_mb,
     }

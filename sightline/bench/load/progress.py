@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sightline.bench.load.answer import Answer
+from sightline.bench.load.request_result import RequestResult
 
 _EVERY_S = 0.5
 _RECENT = 100  # answers that the live figures are taken over
@@ -52,12 +52,12 @@ class Bar(AbstractContextManager["Bar"]):
         if self._shown and (time.monotonic() - self._drawn > _EVERY_S or done == self._total):
             self._draw()
 
-    def begun(self, answer: Answer) -> None:
+    def begun(self, answer: RequestResult) -> None:
         if answer.ttft is not None:
             self._ttfts.append(answer.ttft)
         self.set(self._done)
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: RequestResult) -> None:
         self._failed += answer.failure is not None
         self.set(self._done + 1)
 

@@ -35,6 +35,7 @@ def serve_record(
         "total_input_vision_tokens": figures.vision_tokens,
         "total_cached_tokens": figures.cached_tokens,
         "total_output_tokens": figures.output_tokens,
+        "total_output_tokens_retokenized": figures.retokenized_tokens,
         "output_tokens_counted_by": "server" if figures.output_tokens_told else "chunks",
         "request_throughput": figures.request_throughput,
         "request_goodput": None,

@@ -7,7 +7,7 @@ from typing import Any
 from sightline.bench.load.arrivals import arrival_times
 from sightline.bench.load.body import RequestOptions, request_body
 from sightline.bench.load.connection import connected, in_event_loop
-from sightline.bench.load.datasets import DatasetConfig, make_samples
+from sightline.bench.load.datasets import DatasetConfig, make_run
 from sightline.bench.load.generate import Body, LoadResult, generate_load
 from sightline.bench.load.progress import Bar
 from sightline.bench.load.server_metrics import busy_seconds, fetch_metrics
@@ -15,6 +15,8 @@ from sightline.bench.load.statistics import Statistics, statistics
 from sightline.bench.load.target import Target, TargetConfig, TargetError
 from sightline.bench.load.texts import tokens_per_word
 from sightline.errors import ConfigError
+from sightline.models.locate import locate_model
+from sightline.prompt.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ServeConfig:
     ignore_eos: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     progress: bool = True
+    tokenizer: str | None = None  # folder or Hub id, to count the tokens of answers once more
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -55,21 +58,25 @@ def bench_serve(config: ServeConfig, say: Callable[[str], None] = lambda line: N
 
 
 async def _run(config: ServeConfig, say: Callable[[str], None]) -> ServeRun:
+    tokenizer = None
+    if config.tokenizer is not None:
+        tokenizer = Tokenizer.from_folder(locate_model(config.tokenizer, None, weights=False))
     async with connected(config.target) as target:
-        return await _measure(config, target, say)
+        return await _measure(config, target, tokenizer, say)
 
 
-async def _measure(config: ServeConfig, target: Target, say: Callable[[str], None]) -> ServeRun:
+async def _measure(config: ServeConfig, target: Target, tokenizer: Tokenizer | None, say: Callable[[str], None]) -> ServeRun:
     per_word = await words_to_tokens(target, say) if config.dataset.name in ("image", "text", "video") else 1.0
     options = RequestOptions(target.model, config.stream, config.ignore_eos, config.extra_body)
     with Bar("Preparing", config.num_prompts, config.progress) as bar:
-        samples = make_samples(config.dataset, config.num_prompts, per_word, told=bar.set)
+        samples = make_run(config.dataset, config.num_prompts, config.num_warmups, per_word, told=bar.set)
         bar.set(config.num_prompts)
-        warm_ups = make_samples(config.dataset, config.num_warmups, per_word, warm_up=True)
-    bodies = [request_body(sample, options) for sample in samples]
+    if samples.shortage is not None:
+        say(samples.shortage)
+    bodies = [request_body(sample, options) for sample in samples.measured]
     megabytes = sum(len(piece) for body in bodies for piece in body) / 1e6
     say(f"{len(bodies)} requests of {megabytes / len(bodies):.3f} MB on average to {target.model}")
-    first = [request_body(sample, options) for sample in warm_ups] + (bodies if config.again else [])
+    first = [request_body(sample, options) for sample in samples.warm_ups] + (bodies if config.again else [])
     if first:
         await _warm_up(config, target, first)
     with Bar("Measuring", len(bodies), config.progress) as bar:
@@ -78,7 +85,8 @@ async def _measure(config: ServeConfig, target: Target, say: Callable[[str], Non
         result = await generate_load(target, bodies, arrivals, config.max_concurrency, config.stream, bar)
         after = busy_seconds(await fetch_metrics(target))
     share = None if before is None or after is None else (after - before) / result.duration
-    return ServeRun(target.model, result, statistics(result.answers, result.duration), share)
+    count_tokens = None if tokenizer is None else lambda text: len(tokenizer.encode(text))
+    return ServeRun(target.model, result, statistics(result.answers, result.duration, count_tokens), share)
 
 
 async def _warm_up(config: ServeConfig, target: Target, bodies: Sequence[Body]) -> None:

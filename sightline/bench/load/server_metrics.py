@@ -35,6 +35,24 @@ def metric(metrics: Mapping[str, float], name: str) -> float:
     return metrics.get(f"sightline:{name}", 0.0)
 
 
+def unbalanced(metrics: Mapping[str, float]) -> str | None:
+    """What is wrong if started requests are not those in progress, finished, aborted and failed; None if they are.
+
+    A server without these counters is not judged.
+    """
+
+    def total(name: str, *statuses: str) -> float:
+        rows = [(row, value) for row, value in metrics.items() if row.startswith(f"sightline:{name}{{")]
+        return sum(value for row, value in rows if not statuses or any(f"status={status}" in row for status in statuses))
+
+    started, running, over = total("requests_started_total"), total("requests_in_progress"), total("requests_total")
+    finished, aborted = total("requests_total", "200"), total("requests_total", "499")
+    if started == running + over or not started:
+        return None
+    parts = f"{finished:g} finished, {aborted:g} aborted, {over - finished - aborted:g} failed and {running:g} in progress"
+    return f"{started:g} requests were started, but {parts}"
+
+
 def busy_seconds(metrics: Mapping[str, float]) -> float | None:
     """How long the device has worked on steps and on images in them; None where a server does not tell."""
     told = [value for name, value in metrics.items() if name.startswith("sightline:engine_busy_seconds_total{")]

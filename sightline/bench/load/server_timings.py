@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sightline.bench.load.answer import Answer
+from sightline.bench.load.request_result import RequestResult
 from sightline.bench.load.target import Target
 
 
@@ -12,7 +12,7 @@ def with_timings(extra_body: Mapping[str, Any], target: Target) -> dict[str, Any
     return {"return_timings": True, **extra_body} if target.is_sightline else dict(extra_body)
 
 
-def tower_ms(answer: Answer) -> float | None:
+def tower_ms(answer: RequestResult) -> float | None:
     timings = answer.metadata.get("timings_ms")
     if not isinstance(timings, dict):
         return None
@@ -20,6 +20,6 @@ def tower_ms(answer: Answer) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def encoded_items(answer: Answer) -> int | None:
+def encoded_items(answer: RequestResult) -> int | None:
     value = answer.metadata.get("encoded_items")
     return value if isinstance(value, int) else None

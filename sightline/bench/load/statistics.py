@@ -9,12 +9,12 @@ Names and meanings follow `vllm bench serve` where it has the figure:
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sightline.bench.load.answer import Answer
+from sightline.bench.load.request_result import RequestResult
 
 PERCENTILES = (90, 95, 99)
 
@@ -56,6 +56,7 @@ class Statistics:
     cached_tokens: int | None
     output_tokens: int
     output_tokens_told: bool  # by the server; else chunks with text were counted
+    retokenized_tokens: int | None  # of the answers' texts, by a tokenizer of this client; None without one
     peak_output_tokens_per_s: float
     peak_concurrency: int
     concurrency: float  # on average
@@ -91,7 +92,9 @@ class Statistics:
         return None if self.input_tokens is None else (self.input_tokens + self.output_tokens) / self.duration
 
 
-def statistics(answers: Sequence[Answer], duration: float) -> Statistics:
+def statistics(
+    answers: Sequence[RequestResult], duration: float, count_tokens: Callable[[str], int] | None = None
+) -> Statistics:
     good = [answer for answer in answers if answer.failure is None]
     return Statistics(
         duration=duration,
@@ -102,6 +105,7 @@ def statistics(answers: Sequence[Answer], duration: float) -> Statistics:
         cached_tokens=_total([answer.cached_tokens for answer in good]),
         output_tokens=sum(answer.output_tokens for answer in good),
         output_tokens_told=all(answer.completion_tokens is not None for answer in good),
+        retokenized_tokens=None if count_tokens is None else sum(count_tokens(answer.text) for answer in good),
         peak_output_tokens_per_s=peak_per_second(good),
         peak_concurrency=peak_concurrency(good),
         concurrency=sum(answer.latency for answer in good) / duration,
@@ -116,17 +120,17 @@ def statistics(answers: Sequence[Answer], duration: float) -> Statistics:
     )
 
 
-def time_per_token(answer: Answer) -> float | None:
+def time_per_token(answer: RequestResult) -> float | None:
     if answer.ttft is None or answer.output_tokens < 2:
         return None
     return (answer.latency - answer.ttft) / (answer.output_tokens - 1)
 
 
-def text_came_later(answer: Answer) -> bool:
+def text_came_later(answer: RequestResult) -> bool:
     return bool(answer.chunk_times) and answer.first_text is not None and answer.first_text - answer.chunk_times[0] >= 0.001
 
 
-def peak_per_second(answers: Sequence[Answer]) -> float:
+def peak_per_second(answers: Sequence[RequestResult]) -> float:
     """Most chunks in one of the seconds that are counted from the first start on."""
     if not answers:
         return 0.0
@@ -135,7 +139,7 @@ def peak_per_second(answers: Sequence[Answer]) -> float:
     return float(max(seconds.values(), default=0))
 
 
-def peak_concurrency(answers: Sequence[Answer]) -> int:
+def peak_concurrency(answers: Sequence[RequestResult]) -> int:
     """Most requests that were under way at one time. One that ends as another starts does not overlap it."""
     changes = sorted([(answer.start, 1) for answer in answers] + [(answer.end, -1) for answer in answers])
     running = most = 0
@@ -145,7 +149,7 @@ def peak_concurrency(answers: Sequence[Answer]) -> int:
     return most
 
 
-def count_failures(answers: Sequence[Answer]) -> tuple[tuple[str, int, str], ...]:
+def count_failures(answers: Sequence[RequestResult]) -> tuple[tuple[str, int, str], ...]:
     failures = [answer.failure for answer in answers if answer.failure is not None]
     first = {failure.kind: failure.message for failure in reversed(failures)}
     return tuple((kind, count, first[kind]) for kind, count in Counter(failure.kind for failure in failures).most_common())

@@ -8,7 +8,7 @@ Cell = str | int | float | None
 def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """The first column to the left, the others to the right. What is not known is a dash."""
     texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(len(line[place]) for line in [list(headings), *texts]) for place in range(len(headings))]
+    widths = [max(len(line[index]) for line in [list(headings), *texts]) for index in range(len(headings))]
     return "\n".join(_line(line, widths) for line in [list(headings), *texts])
 
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from sightline.bench.load.answer import Answer, Failure, StreamReader, message_of, read_refusal, read_whole, shown
 from sightline.bench.load.http import HttpClient, TransportError
+from sightline.bench.load.request_result import (
+    RequestFailure,
+    RequestResult,
+    StreamReader,
+    message_of,
+    read_refusal,
+    read_whole,
+    shown,
+)
 from sightline.errors import ConfigError, UserError
 
 
@@ -71,21 +79,21 @@ class Target:
         body: Sequence[bytes],
         stream: bool,
         due: float | None = None,
-        begun: Callable[[Answer], None] = lambda answer: None,
-    ) -> Answer:
+        begun: Callable[[RequestResult], None] = lambda answer: None,
+    ) -> RequestResult:
         """Sends one request and reads its answer. What goes wrong is a failure in the answer, never an exception."""
-        answer = Answer(time.perf_counter())
+        answer = RequestResult(time.perf_counter())
         answer.queued = max(0.0, answer.start - due) if due is not None else 0.0
         reader = StreamReader(answer, begun) if stream else None
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 reply = await self.client.request("POST", self.config.endpoint, body, reader.feed if reader else None)
         except TimeoutError:
-            answer.failure = Failure("timeout", f"No whole answer within {self.config.timeout_s:g} s.")
+            answer.failure = RequestFailure("timeout", f"No whole answer within {self.config.timeout_s:g} s.")
             answer.end = time.perf_counter()
             return answer
         except TransportError as error:
-            answer.failure = answer.failure or Failure(error.kind, str(error))
+            answer.failure = answer.failure or RequestFailure(error.kind, str(error))
             answer.end = time.perf_counter()
             return answer
         if reply.status != 200:

@@ -9,7 +9,7 @@ import functools
 import re
 
 from sightline.evals.benchmarks.published import Benchmark
-from sightline.evals.benchmarks.rows import Row
+from sightline.evals.benchmarks.rows import DatasetRow
 from sightline.evals.conversation import user_message
 from sightline.evals.task import Sample, Verdict, Words
 
@@ -18,7 +18,7 @@ _HUMAN, _AUGMENTED = "human", "augmented"
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
-def groups_of(row: Row) -> tuple[str, ...]:
+def groups_of(row: DatasetRow) -> tuple[str, ...]:
     """Who wrote the question."""
     if "type" not in row.fields and "human_or_machine" not in row.fields:
         return (_HUMAN if "human" in row.file.stem else _AUGMENTED,)  # the benchmark's own files, test_human and test_augmented
@@ -26,7 +26,7 @@ def groups_of(row: Row) -> tuple[str, ...]:
     return (_HUMAN if author == 0 or str(author).startswith("human") else _AUGMENTED,)
 
 
-def sample_of(row: Row) -> Sample:
+def sample_of(row: DatasetRow) -> Sample:
     prompt = f"{row.text('question', 'query')}\nAnswer the question with a single word."
     answer = row.texts("answer", "label")[0]
     return Sample(

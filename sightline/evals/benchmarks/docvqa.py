@@ -8,7 +8,7 @@ import functools
 from collections.abc import Sequence
 
 from sightline.evals.benchmarks.published import Benchmark
-from sightline.evals.benchmarks.rows import Row
+from sightline.evals.benchmarks.rows import DatasetRow
 from sightline.evals.conversation import user_message
 from sightline.evals.task import Sample, Verdict, Words
 
@@ -16,13 +16,13 @@ THRESHOLD = 0.5
 _NO_TYPE = "no type"
 
 
-def groups_of(row: Row) -> tuple[str, ...]:
+def groups_of(row: DatasetRow) -> tuple[str, ...]:
     """Its types; some questions have several."""
     types = row.fields.get("question_types")
     return tuple(dict.fromkeys(row.texts("question_types"))) if types else (_NO_TYPE,)
 
 
-def sample_of(row: Row) -> Sample:
+def sample_of(row: DatasetRow) -> Sample:
     prompt = f"{row.text('question')}\nAnswer the question using a single word or phrase."
     answers = row.texts("answers")
     return Sample(

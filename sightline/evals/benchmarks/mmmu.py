@@ -13,7 +13,7 @@ from typing import Any
 from sightline.errors import ConfigError
 from sightline.evals.benchmarks.mmmu_answers import judge_choice, judge_open
 from sightline.evals.benchmarks.published import Benchmark
-from sightline.evals.benchmarks.rows import Row
+from sightline.evals.benchmarks.rows import DatasetRow
 from sightline.evals.conversation import user_message
 from sightline.evals.task import Sample, Words
 
@@ -45,7 +45,7 @@ _MOST_IMAGES = 7
 _SEED = 42  # of the benchmark's own code, for guesses
 
 
-def groups_of(row: Row) -> tuple[str, ...]:
+def groups_of(row: DatasetRow) -> tuple[str, ...]:
     """(domain, domain/subject), from an id such as validation_Art_Theory_12."""
     name = row.text("id")
     subject = "_".join(name.split("_")[1:-1])
@@ -55,7 +55,7 @@ def groups_of(row: Row) -> tuple[str, ...]:
     return domain, f"{domain}/{subject}"
 
 
-def sample_of(row: Row) -> Sample:
+def sample_of(row: DatasetRow) -> Sample:
     name, question = row.text("id"), row.text("question")
     images = {str(n): row.image(f"image_{n}") for n in range(1, _MOST_IMAGES + 1) if _is_there(row.fields.get(f"image_{n}"))}
     if row.text("question_type") == "multiple-choice":

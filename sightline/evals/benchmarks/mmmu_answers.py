@@ -46,10 +46,10 @@ def read_choice(answer: str, options: Mapping[str, str]) -> str | None:
     return _last({letter: lower.rfind(option.lower()) for letter, option in options.items()})
 
 
-def _last(places: Mapping[str, int]) -> str | None:
+def _last(indices: Mapping[str, int]) -> str | None:
     """Whose place is the last; of several, the first one. -1 means nowhere."""
-    letter = max(places, key=lambda name: places[name])
-    return letter if places[letter] >= 0 else None
+    letter = max(indices, key=lambda name: indices[name])
+    return letter if indices[letter] >= 0 else None
 
 
 def judge_open(answer: str, right: Sequence[str]) -> Verdict:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 
 from sightline.evals.benchmarks.published import Benchmark
-from sightline.evals.benchmarks.rows import Row
+from sightline.evals.benchmarks.rows import DatasetRow
 from sightline.evals.conversation import user_message
 from sightline.evals.task import Sample, Verdict, Words
 
@@ -31,12 +31,12 @@ _OTHERS = (
 _FORMULAS = "HME100k"
 
 
-def groups_of(row: Row) -> tuple[str, ...]:
+def groups_of(row: DatasetRow) -> tuple[str, ...]:
     kind = row.text("question_type", "type")
     return (_RECOGNITION, f"{_RECOGNITION}/{kind}") if kind in _RECOGNITION_KINDS else (kind,)
 
 
-def sample_of(row: Row) -> Sample:
+def sample_of(row: DatasetRow) -> Sample:
     question, answers = row.text("question").strip(), row.texts("answer", "answers")
     dataset = row.text("dataset", "dataset_name")
     return Sample(

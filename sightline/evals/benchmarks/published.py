@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.errors import ConfigError
-from sightline.evals.benchmarks.rows import Row, Rows
+from sightline.evals.benchmarks.rows import Dataset, DatasetRow
 from sightline.evals.task import Sample, Task, Words
 
 
@@ -16,8 +16,8 @@ class Benchmark:
     datasets: tuple[str, ...]  # Hub ids that hold it, the usual one first
     splits: Mapping[str, int]  # those whose answers are published, with the number of their samples; the first is the usual one
     layout: str  # a file as it lies in the dataset, for people
-    groups_of: Callable[[Row], tuple[str, ...]]  # from a row without its images
-    sample_of: Callable[[Row], Sample]
+    groups_of: Callable[[DatasetRow], tuple[str, ...]]  # from a row without its images
+    sample_of: Callable[[DatasetRow], Sample]
     group_order: tuple[str, ...]
     words: Words
     max_tokens: int
@@ -37,7 +37,7 @@ def load_benchmark(
     if split not in benchmark.splits:
         known = ", ".join(benchmark.splits)
         raise ConfigError(f"--split is {split!r}, but {benchmark.title} can be scored on {known} only.")
-    rows = Rows(find_files(benchmark, data, split))
+    rows = Dataset(find_files(benchmark, data, split))
     light = rows.without_images()
     grouped = [(row.number, benchmark.groups_of(row)) for row in light]
     chosen = _in_groups(grouped, groups, benchmark)
@@ -45,7 +45,7 @@ def load_benchmark(
         if samples < 1:
             raise ConfigError(f"--samples is {samples}, but must be at least 1.")
         if samples < len(chosen):
-            chosen = [chosen[place * len(chosen) // samples] for place in range(samples)]
+            chosen = [chosen[index * len(chosen) // samples] for index in range(samples)]
 
     def read() -> Iterator[Sample]:
         return map(benchmark.sample_of, rows.with_images(chosen))

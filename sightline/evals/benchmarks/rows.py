@@ -16,7 +16,7 @@ _BATCH = 16  # rows with their images in memory at once
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class DatasetRow:
     number: int  # over all files, from 0
     file: Path
     fields: Mapping[str, Any]
@@ -61,20 +61,20 @@ class Row:
         raise ConfigError(f"Row {self.number} of {self.file} names an image {value!r} that is not beside that file.")
 
 
-class Rows:
+class Dataset:
     """The rows of some files, one file after another."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
 
-    def without_images(self) -> list[Row]:
+    def without_images(self) -> list[DatasetRow]:
         return list(self._read(None))
 
-    def with_images(self, wanted: Collection[int]) -> Iterator[Row]:
+    def with_images(self, wanted: Collection[int]) -> Iterator[DatasetRow]:
         """The rows with these numbers, in order."""
         return self._read(frozenset(wanted))
 
-    def _read(self, wanted: frozenset[int] | None) -> Iterator[Row]:
+    def _read(self, wanted: frozenset[int] | None) -> Iterator[DatasetRow]:
         start = 0
         for file in self._files:
             parts = _read_parquet(file, start, wanted) if file.suffix == ".parquet" else _read_json(file)
@@ -82,7 +82,7 @@ class Rows:
             for count, fields in enumerate(parts, 1):
                 number = start + count - 1
                 if fields is not None and (wanted is None or number in wanted):
-                    yield Row(number, file, fields)
+                    yield DatasetRow(number, file, fields)
             start += count
 
 

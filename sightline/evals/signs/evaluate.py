@@ -19,7 +19,7 @@ LONGEST = 48  # tokens of an answer; the longest right one is two signs of 8 cha
 _SHOWN = 3  # failures per skill in the report
 
 
-class Answers(Protocol):
+class ChatModel(Protocol):
     """What is asked of a model: LLM.chat on a list of conversations."""
 
     def chat(self, messages: Sequence[Conversation], sampling: SamplingParams) -> list[Completion]: ...
@@ -73,7 +73,7 @@ class Evaluation:
 
 
 def evaluate(
-    llm: Answers,
+    llm: ChatModel,
     samples: int,
     skills: Sequence[str] = SKILL_NAMES,
     seed: int = 0,
@@ -93,6 +93,8 @@ def evaluate(
         while group := list(islice(questions, batch)):
             answers = llm.chat([conversation for _, conversation in group], sampling)
             for (turn, _), answer in zip(group, answers, strict=True):
+                if answer.error is not None:
+                    raise answer.error
                 asked.append(Asked(**turn, got=answer.text))
     return Evaluation(seed, samples, tuple(asked))
 

@@ -1,1 +1,1 @@
-"""Twins that call kernel libraries. `sightline.ops.twins` imports those that are installed."""
+"""Implementations of ops that call kernel libraries. `sightline.ops.kernels` imports those that are installed."""

@@ -12,8 +12,8 @@ with without_the_compiler():
     from flash_attn.cute import flash_attn_varlen_func
     from flash_attn.cute.interface import _flash_attn_fwd
 
-from sightline.ops.attention import CUDNN, paged_attention, segment_attention
-from sightline.ops.pages import gather_pages, is_worth_gathering
+from sightline.ops.attention import CUDNN, FA4, paged_attention, segment_attention
+from sightline.ops.pages import KEYS_AT_ONCE, gather_pages, is_worth_gathering
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.tail import Tail, join_parts, repeat_tail, split_tail
 from sightline.ops.triton.paged_attention import MIXED
@@ -21,8 +21,6 @@ from sightline.ops.triton.paged_attention import MIXED
 # Pages as large as its tiles (80 to 144 keys) it reads whole, and what stands behind a sequence's last token must then be
 # finite: with not-a-number there, answers were not-a-number on an H200. Smaller pages it reads token by token.
 _PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
-
-_KEYS_AT_ONCE = {64: 128, 128: 128, 256: 80}  # that a program of it takes, by head size
 
 # It is no part of the library's interface and may go in a later version; then its own choice of tiles is used.
 _TILES_CAN_BE_CHOSEN = {"tile_mn", "mma_pv_is_rs", "intra_wg_overlap"} <= set(inspect.signature(_flash_attn_fwd).parameters)
@@ -35,7 +33,7 @@ def _takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
 
 
 # Segments come from their starts on the device; the longest length is only a bound.
-@segment_attention.twin("flash-attn-4", when=_takes, recordable=True, before=CUDNN)
+@segment_attention.kernel("flash-attn-4", when=_takes, graph_safe=True, before=CUDNN, backend=FA4)
 def segment_attention_fa4(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -122,12 +120,12 @@ def _tile(head_size: int, longest: int) -> dict[str, Any] | None:
 
 def _takes_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: Any, **__: Any) -> bool:
     contiguous = q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    fits = q.shape[2] in (64, 128, 256) and k_cache.shape[1] in _PAGE_SIZES
+    fits = q.shape[2] in KEYS_AT_ONCE and k_cache.shape[1] in _PAGE_SIZES
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and fits and contiguous
 
 
 # One query per sequence is left to the kernel that splits the keys. Contexts and pages come from the device.
-@paged_attention.twin("flash-attn-4", when=_takes_pages, recordable=True, before=MIXED)
+@paged_attention.kernel("flash-attn-4", when=_takes_pages, graph_safe=True, before=MIXED, uses_workspace=True, backend=FA4)
 def paged_attention_fa4(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
 ) -> torch.Tensor:
@@ -139,10 +137,11 @@ def paged_attention_fa4(
         "seqused_k": sequences.context_lengths,
         "causal": True,
     }
-    multiple = _KEYS_AT_ONCE[q.shape[2]]
-    room = sequences.room
-    if room is not None and is_worth_gathering(sequences.query_lengths_host, contexts, multiple):
-        keys, values, starts = gather_pages(k_cache, v_cache, page_table, sequences.context_lengths, contexts, multiple, room)
+    workspace, head_dim = sequences.workspace, q.shape[2]
+    if workspace is not None and is_worth_gathering(head_dim, sequences.query_lengths_host, contexts):
+        keys, values, starts = gather_pages(
+            k_cache, v_cache, page_table, sequences.context_lengths, contexts, KEYS_AT_ONCE[head_dim], workspace
+        )
         found = flash_attn_varlen_func(q, keys, values, cu_seqlens_k=starts, **lengths)
     else:
         found = flash_attn_varlen_func(q, k_cache, v_cache, page_table=page_table, **lengths)

@@ -42,7 +42,7 @@ def _note_size(rows: int) -> None:
     """quack keeps a plan for every size it has seen, some kilobytes for ever, and batches of images come in thousands of sizes.
 
     It has no way to forget them; where its next version keeps them is not known, and then they stay. A plan is made again in a
-    fraction of a millisecond, and recorded graphs need none.
+    fraction of a millisecond, and captured graphs need none.
     """
     _sizes.add(rows)
     if len(_sizes) > _MOST_SIZES:
@@ -54,7 +54,7 @@ def _note_size(rows: int) -> None:
                 getattr(epilogue, name, {}).clear()
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
+def _gemm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
     _note_size(len(x))
     joined = ("B",) if activation == "swiglu" else None  # gate and up are the halves of the weight, not every other row
     found = gemm_act(
@@ -76,7 +76,7 @@ _LAST_BIT = 12582912.0  # added to a number and taken away again, leaves the nea
 
 
 # What follows is compiled, and called for two neighbouring columns of a row at a time.
-_PLACES = {"row": ColVecLoad("row"), "column": ColVecLoad("column"), "turns": RowVecLoad("turns")}
+_OPERANDS = {"row": ColVecLoad("row"), "column": ColVecLoad("column"), "turns": RowVecLoad("turns")}
 
 
 def _turned(pair: Any, row: Any, column: Any, turns: Any) -> Any:
@@ -89,12 +89,12 @@ def _turned(pair: Any, row: Any, column: Any, turns: Any) -> Any:
     return pack(x * c - y * s, y * c + x * s)
 
 
-@gemm_epilogue(ops=_PLACES, mode="acc_pair")
+@gemm_epilogue(ops=_OPERANDS, mode="acc_pair")
 def _rotated(acc: Any, row: Any, column: Any, turns: Any) -> Any:
     return {"D": _turned(acc, row, column, turns)}
 
 
-@gemm_epilogue(ops={**_PLACES, "bias": RowVecLoad("bias")}, mode="acc_pair")  # else guessed, and not if rows are columns
+@gemm_epilogue(ops={**_OPERANDS, "bias": RowVecLoad("bias")}, mode="acc_pair")  # else guessed, and not if rows are columns
 def _rotated_with_bias(acc: Any, row: Any, column: Any, turns: Any, bias: Any) -> Any:
     return {"D": _turned(acc + bias, row, column, turns)}
 
@@ -106,7 +106,7 @@ def _is_for_rotating(
     return fits and rotary.turns is not None and row_col.dtype == torch.int32 and row_col.stride(0) == 1
 
 
-@rotated_projection.twin("quack", when=_is_for_rotating, recordable=True, before=TWO_OPS)
+@rotated_projection.kernel("quack", when=_is_for_rotating, graph_safe=True, before=TWO_OPS)
 def rotated_projection_quack(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, row_col: torch.Tensor, rotary: PatchRotary, heads: int
 ) -> torch.Tensor:
@@ -115,8 +115,8 @@ def rotated_projection_quack(
     image's rows should not depend on how many images are beside it."""
     _note_size(len(x))
     out: torch.Tensor = x.new_empty(len(x), len(weight))
-    places = row_col.T
-    vectors = {"row": places[:1], "column": places[1:], "turns": rotary.turns}
+    positions = row_col.T
+    vectors = {"row": positions[:1], "column": positions[1:], "turns": rotary.turns}
     epilogue = _rotated
     if bias is not None:
         epilogue, vectors["bias"] = _rotated_with_bias, bias[None]
@@ -138,32 +138,32 @@ def _is_for_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return _are_matrices(x, weight) and bias is not None and len(x) >= 2048 and x.shape[1] <= _SHORT
 
 
-@linear_gelu_tanh.twin("quack", when=_is_for_gelu, recordable=True, before=CUBLASLT)
+@linear_gelu_tanh.kernel("quack", when=_is_for_gelu, graph_safe=True, before=CUBLASLT)
 def linear_gelu_tanh_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Here and through cuBLASLt, 1,152 to 4,304: 28 and 28 for 1,296 rows, 33 and 36 for 2,048, 49 and 58 for 3,520, 111 and
     131 for 8,160, 192 and 233 for 14,400, 1,332 and 1,589 for 96,000."""
-    return _product(x, weight, bias, "gelu_tanh_approx")
+    return _gemm(x, weight, bias, "gelu_tanh_approx")
 
 
 def _is_for_silu_mul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     return _are_matrices(x, weight) and bias is None and len(x) >= 1536 and len(weight) % 16 == 0
 
 
-@linear_silu_mul.twin("quack", when=_is_for_silu_mul, recordable=True, before=TWO_OPS)
+@linear_silu_mul.kernel("quack", when=_is_for_silu_mul, graph_safe=True, before=TWO_OPS)
 def linear_silu_mul_quack(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Here and in two ops, 4,096 to 12,288: 389 and 424 for 1,536 rows, 512 and 548 for 2,048, 981 and 981 for 3,649, 2,188
     and 2,353 for 8,192; but 349 and 314 for 1,152."""
-    return _product(x, weight, bias, "swiglu")
+    return _gemm(x, weight, bias, "swiglu")
 
 
-def _is_for_adding(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    return _are_matrices(total, x, weight) and bias is None and len(x) > 8192 and x.shape[1] <= _SHORT
+def _is_for_adding(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return _are_matrices(residual, x, weight) and bias is None and len(x) > 8192 and x.shape[1] <= _SHORT
 
 
-@add_linear.twin("quack", when=_is_for_adding, recordable=True, before=CUBLAS)
-def add_linear_quack(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+@add_linear.kernel("quack", when=_is_for_adding, graph_safe=True, before=CUBLAS)
+def add_linear_quack(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Here and through cuBLAS, 1,280 to 1,152: 65 and 72 for 14,400 rows, 381 and 431 for 96,000; but 35 and 36 for 8,160,
     24 and 18 for 3,520. These tiles are wider: they divide 1,152."""
     _note_size(len(x))
-    gemm(x, weight, total, total, None, tile_M=128, tile_N=192, cluster_M=2, cluster_N=1, pingpong=True)
-    return total
+    gemm(x, weight, residual, residual, None, tile_M=128, tile_N=192, cluster_M=2, cluster_N=1, pingpong=True)
+    return residual

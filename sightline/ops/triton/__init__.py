@@ -1,4 +1,4 @@
-"""Twins in Triton. `sightline.ops.twins` imports them where Triton can run.
+"""Kernels in Triton. `sightline.ops.kernels` imports them where Triton can run.
 
 Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported) runs them on a CPU, which is how they are tested without a
 GPU; then they take CPU tensors too.

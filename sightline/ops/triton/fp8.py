@@ -19,9 +19,9 @@ def _quantise(
     """A program takes GROUPS groups of one row, each laid out in BLOCK places."""
     row = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    place = tl.arange(0, BLOCK)
-    column = number[:, None] * group + place[None, :]
-    inside = (place[None, :] < group) & (column < size)
+    offset = tl.arange(0, BLOCK)
+    column = number[:, None] * group + offset[None, :]
+    inside = (offset[None, :] < group) & (column < size)
     wide = tl.load(x + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), 1), SMALLEST) * INVERSE
     tl.store(scales + row * groups + number, scale, mask=number < groups)
@@ -33,7 +33,7 @@ def _has_rows(x: torch.Tensor, group: int) -> bool:
     return x.ndim == 2 and x.numel() > 0 and x.stride(1) == 1 and group <= _MOST and runs_here(x)
 
 
-@quantise_rows.twin("triton", when=_has_rows, recordable=True)
+@quantise_rows.kernel("triton", when=_has_rows, graph_safe=True)
 def quantise_rows_triton(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows, size = x.shape
     groups = -(-size // group)
@@ -49,7 +49,7 @@ def quantise_rows_triton(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _block_product(
+def _block_matmul(
     x, x_scale, weight, weight_scale, bias, out, rows, width, size,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +88,7 @@ def _takes_fp8(x: torch.Tensor) -> bool:
     return x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device) >= (8, 9)
 
 
-@fp8_block_linear.twin("triton", when=_fits, recordable=True)
+@fp8_block_linear.kernel("triton", when=_fits, graph_safe=True)
 def fp8_block_linear_triton(
     x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
@@ -99,7 +99,7 @@ def fp8_block_linear_triton(
     # Few rows: the weights are what is read, by as many programs as there are; many rows: tiles that the matrix units fill.
     tile_rows, tile_columns, warps = (16, 32, 4) if rows <= 16 else (64, 64, 4) if rows <= 256 else (128, 128, 8)
     grid = (triton.cdiv(rows, tile_rows), triton.cdiv(width, tile_columns))
-    _block_product[grid](
+    _block_matmul[grid](
         values, scale, weight, weight_scale, out if bias is None else bias, out, rows, width, size,
         bias is not None, tile_rows, tile_columns, BLOCK, num_warps=warps, num_stages=4,
     )  # fmt: skip

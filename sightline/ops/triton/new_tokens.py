@@ -9,14 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.key_items import KeyItems
+from sightline.ops.attention import TRITON
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.new_tokens import attend_new_tokens
 from sightline.ops.qkv import HeadNorms
 from sightline.ops.rotary import TextRotation
 from sightline.ops.sequences import PagedSequences
+from sightline.ops.split_kv import SplitKV
 from sightline.ops.triton import runs_here
-from sightline.ops.triton.early_start import wait_for_inputs
+from sightline.ops.triton.dependent_launch import wait_for_dependencies
 from sightline.ops.triton.paged_attention import (
     KEYS,
     ROWS,
@@ -49,7 +50,7 @@ def _attend_new(
     item_sequence, item_part, item_size, maxima, sums, partial, out, scale, tokens, max_pages,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr, page_size: tl.constexpr,
     NORMS: tl.constexpr, ADJACENT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, LISTED: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, LISTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """LISTED: a program's sequence and part are in a list; else every sequence has PARTS parts."""
     kv_head = tl.program_id(1)
@@ -67,8 +68,8 @@ def _attend_new(
         part = tl.program_id(2)
         context = tl.load(context_lengths + sequence)
         first, end = part_of_keys(context, part, PARTS, KEYS)
-    place = tl.arange(0, head_dim)
-    rotates, partner, frequency, low = partners(place, frequencies, ADJACENT)
+    dim = tl.arange(0, head_dim)
+    rotates, partner, frequency, low = partners(dim, frequencies, ADJACENT)
     axis = tl.load(axes + frequency, mask=rotates, other=0)
     time = tl.load(positions + sequence)
     height = tl.load(positions + tokens + sequence)
@@ -77,17 +78,17 @@ def _attend_new(
     cos = tl.load(cos_table + angle, mask=rotates, other=1.0)
     sin = tl.load(sin_table + angle, mask=rotates, other=0.0)
     sin = tl.where(low, -sin, sin)
-    wait_for_inputs(EARLY)
+    wait_for_dependencies(PDL)
     if first < context:
         source = qkv + sequence.to(tl.int64) * (heads + 2 * kv_heads) * head_dim
         row = tl.arange(0, ROWS)
         head = kv_head * group + row
         mine = row < group
-        x = tl.load(source + head[:, None] * head_dim + place[None, :], mask=mine[:, None], other=0.0)
+        x = tl.load(source + head[:, None] * head_dim + dim[None, :], mask=mine[:, None], other=0.0)
         other = tl.load(source + head[:, None] * head_dim + partner[None, :], mask=mine[:, None], other=0.0)
         gain, other_gain = cos, cos  # nothing, where there are no norms
         if NORMS:
-            gain, other_gain = tl.load(q_weight + place), tl.load(q_weight + partner)
+            gain, other_gain = tl.load(q_weight + dim), tl.load(q_weight + partner)
         queries = _turned(x, other, gain, other_gain, cos, sin, eps, NORMS, head_dim)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -95,12 +96,12 @@ def _attend_new(
         last = tl.minimum(end, context - 1)
         if end >= context:  # the newest token is in this part
             key_at = source + (heads + kv_head) * head_dim
-            value = tl.load(key_at + kv_heads * head_dim + place)
+            value = tl.load(key_at + kv_heads * head_dim + dim)
             if NORMS:
-                gain, other_gain = tl.load(k_weight + place), tl.load(k_weight + partner)
-            key, other_key = tl.load(key_at + place)[None, :], tl.load(key_at + partner)[None, :]
+                gain, other_gain = tl.load(k_weight + dim), tl.load(k_weight + partner)
+            key, other_key = tl.load(key_at + dim)[None, :], tl.load(key_at + partner)[None, :]
             key = _turned(key, other_key, gain, other_gain, cos, sin, eps, NORMS, head_dim)
-            slot = (tl.load(slots + sequence) * kv_heads + kv_head) * head_dim + place
+            slot = (tl.load(slots + sequence) * kv_heads + kv_head) * head_dim + dim
             tl.store(k_cache + slot[None, :], key)
             tl.store(v_cache + slot, value)
             highest = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
@@ -110,7 +111,7 @@ def _attend_new(
             queries, highest, total, values, first, last, k_cache, v_cache, page_table + sequence * max_pages, kv_head, scale,
             kv_heads, head_dim, page_size, KEYS, PRECISION,
         )  # fmt: skip
-        own = (sequence.to(tl.int64) * heads + head)[:, None] * head_dim + place[None, :]
+        own = (sequence.to(tl.int64) * heads + head)[:, None] * head_dim + dim[None, :]
         at = tl.program_id(0) * heads + head
         if not LISTED:
             at = at * PARTS + part
@@ -125,7 +126,7 @@ def _takes(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     sequences: PagedSequences,
-    key_items: KeyItems | None = None,
+    split_kv: SplitKV | None = None,
 ) -> bool:
     tokens, every, size = qkv.shape
     group = every // k_cache.shape[2] - 2
@@ -133,7 +134,7 @@ def _takes(
     return runs_here(qkv) and single and size in (64, 128, 256) and group <= ROWS and qkv.is_contiguous()
 
 
-@attend_new_tokens.twin("triton", when=_takes, recordable=True, before=TWO_OPS)
+@attend_new_tokens.kernel("triton", when=_takes, graph_safe=True, before=TWO_OPS, backend=TRITON)
 def attend_new_tokens_triton(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
@@ -142,7 +143,7 @@ def attend_new_tokens_triton(
     v_cache: torch.Tensor,
     slots: torch.Tensor,
     sequences: PagedSequences,
-    key_items: KeyItems | None = None,
+    split_kv: SplitKV | None = None,
 ) -> torch.Tensor:
     """One new token of each sequence."""
     count, every, head_dim = qkv.shape
@@ -151,20 +152,20 @@ def attend_new_tokens_triton(
     heads = every - 2 * kv_heads
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and page_table.is_contiguous()
     out = qkv.new_empty(count, heads, head_dim)
-    if key_items is None:
+    if split_kv is None:
         split = split_keys(count, heads, kv_heads, head_dim, sequences.context_lengths_host, qkv.device)
         grid, listed = (count, kv_heads, split.parts), (slots, slots, slots)
     else:
-        split = split_items(len(key_items.sequence), heads, head_dim, qkv.device)
-        grid, listed = (split.parts, kv_heads, 1), (key_items.sequence, key_items.part, key_items.size)
+        split = split_items(len(split_kv.sequence), heads, head_dim, qkv.device)
+        grid, listed = (split.parts, kv_heads, 1), (split_kv.sequence, split_kv.part, split_kv.size)
     _attend_new[grid](
         qkv, *kernel_norms(norms, qkv), *kernel_rotation(rotation, count), k_cache, v_cache, slots, page_table,
         context_lengths, *listed, *split.scratch, out, head_dim**-0.5, count, page_table.shape[1], heads, kv_heads, head_dim,
         len(rotation.axes), page_size, norms is not None, rotation.pairing == "adjacent",
-        split.parts if key_items is None else 1, ROWS, KEYS, precision(qkv), key_items is not None, **split.launch,
+        split.parts if split_kv is None else 1, ROWS, KEYS, precision(qkv), split_kv is not None, **split.launch,
     )  # fmt: skip
-    if key_items is None:
+    if split_kv is None:
         join_keys(split, sequences, out)
     else:
-        join_items(split, key_items, out)
+        join_items(split, split_kv, out)
     return out

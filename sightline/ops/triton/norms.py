@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
+from sightline.ops.norms import GateActivation, add_rms_norm, add_rms_norm_rows, gated_rms_norm, layer_norm, rms_norm
 from sightline.ops.triton import next_power_of_2, runs_here
-from sightline.ops.triton.early_start import early_start, wait_for_inputs
+from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
 
 _MOST = 16384  # numbers of a row that a program can hold
 
@@ -39,6 +39,8 @@ def _read(
 def _write(out, wide, scale, gain, offset, column, inside, CENTRE: tl.constexpr):
     if CENTRE:
         result = wide * scale * gain.to(tl.float32) + offset.to(tl.float32)
+    elif gain.dtype != out.dtype.element_ty:  # a zero-centred norm's: rounded once
+        result = wide * scale * gain
     else:
         rounded = (wide * scale).to(out.dtype.element_ty)  # in between, as the definition does
         result = rounded.to(tl.float32) * gain.to(tl.float32)
@@ -49,7 +51,7 @@ def _write(out, wide, scale, gain, offset, column, inside, CENTRE: tl.constexpr)
 def _norm(
     x, residual, rows, index, shift, weight, bias, out, total, x_stride, rows_stride, eps, size: tl.constexpr,
     ADD: tl.constexpr, ROWS: tl.constexpr, SHIFT: tl.constexpr, CENTRE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """CENTRE: layer norm (mean taken off, bias added); else RMS norm. ADD, ROWS: of a sum, which goes to `total`.
 
@@ -65,7 +67,7 @@ def _norm(
     inside = column < size
     gain = tl.load(weight + column, mask=inside, other=0.0)
     offset = tl.load(bias + column, mask=inside, other=0.0) if CENTRE else gain
-    wait_for_inputs(EARLY)
+    wait_for_dependencies(PDL)
     if ROWS:
         row = tl.load(index + token)
         takes = row >= 0
@@ -123,7 +125,7 @@ def _launch(
         weight if shift is None else shift, weight, weight if bias is None else bias, out, total,
         x.stride(-2) if x.ndim > 1 else size, 0 if rows is None else rows.stride(0), eps, size,
         residual is not None, rows is not None, shift is not None, bias is not None, main, rest, num_warps=_warps(size),
-        **early_start(x.numel() // size, x.device),
+        **dependent_launch(x.numel() // size, x.device),
     )  # fmt: skip
     return out, total
 
@@ -133,24 +135,24 @@ def _rows(x: torch.Tensor) -> bool:
     return x.numel() > 0 and x.shape[-1] <= _MOST and x.stride(-1) == 1 and (x.ndim == 2 or x.is_contiguous()) and runs_here(x)
 
 
-@rms_norm.twin("triton", when=lambda x, weight, eps, shift=None: _rows(x), recordable=True)
+@rms_norm.kernel("triton", when=lambda x, weight, eps, shift=None: _rows(x), graph_safe=True)
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float, shift: torch.Tensor | None = None) -> torch.Tensor:
     return _launch(x, None, weight, None, eps, shift)[0]
 
 
-@add_rms_norm.twin("triton", when=lambda x, residual, weight, eps: _rows(x) and residual.is_contiguous(), recordable=True)
+@add_rms_norm.kernel("triton", when=lambda x, residual, weight, eps: _rows(x) and residual.is_contiguous(), graph_safe=True)
 def add_rms_norm_triton(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _launch(x, residual, weight, None, eps)
 
 
-@add_rms_norm_rows.twin(
+@add_rms_norm_rows.kernel(
     "triton",
     when=lambda x, residual, weight, eps, rows, index: (
         _rows(x) and residual.is_contiguous() and rows.stride(1) == 1 and rows.dtype == x.dtype
     ),
-    recordable=True,
+    graph_safe=True,
 )
 def add_rms_norm_rows_triton(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rows: torch.Tensor, index: torch.Tensor
@@ -159,8 +161,49 @@ def add_rms_norm_rows_triton(
     return _launch(x, residual, weight, None, eps, None, rows, index)
 
 
-@layer_norm.twin("triton", when=lambda x, weight, bias, eps, shift=None: _rows(x), recordable=True)
+@layer_norm.kernel("triton", when=lambda x, weight, bias, eps, shift=None: _rows(x), graph_safe=True)
 def layer_norm_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, shift: torch.Tensor | None = None
 ) -> torch.Tensor:
     return _launch(x, None, weight, bias, eps, shift)[0]
+
+
+_HEADS = 8  # of a program
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gated_norm(
+    x, gate, weight, out, rows, gate_stride, eps, heads: tl.constexpr, size: tl.constexpr, SIGMOID: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Rows are heads of tokens, one token after another."""
+    column = tl.arange(0, BLOCK)
+    gain = tl.load(weight + column, mask=column < size, other=0.0)
+    wait_for_dependencies(PDL)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    offset = row[:, None] * size + column[None, :]
+    wide = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+    scaled = (wide * tl.rsqrt(tl.sum(wide * wide, 1) / size + eps)[:, None]).to(x.dtype.element_ty).to(tl.float32)
+    source = gate + (row // heads)[:, None] * gate_stride + (row % heads)[:, None] * size + column[None, :]
+    opening = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    share = 1.0 / (1.0 + tl.exp(-opening))
+    opening = share if SIGMOID else opening * share
+    tl.store(out + offset, (gain[None, :] * scaled * opening).to(out.dtype.element_ty), mask=inside)
+
+
+def _gate_rows(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, activation: GateActivation) -> bool:
+    return runs_here(x) and x.is_contiguous() and gate.stride(1) == 1 and x.numel() > 0
+
+
+@gated_rms_norm.kernel("triton", when=_gate_rows, graph_safe=True)
+def gated_rms_norm_triton(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, activation: GateActivation
+) -> torch.Tensor:
+    tokens, heads, size = x.shape
+    out = x.new_empty(tokens, heads * size)
+    _gated_norm[(triton.cdiv(tokens * heads, _HEADS),)](
+        x, gate, weight, out, tokens * heads, gate.stride(0), eps, heads, size, activation == "sigmoid", _HEADS,
+        next_power_of_2(size), **dependent_launch(tokens, x.device),
+    )  # fmt: skip
+    return out

@@ -9,7 +9,7 @@ a part of the keys, and keeps the running maximum, sum and weighted values (onli
 
 All sequences of a step are split into as many parts. Where one is much longer than the others there are more of them, so that
 the step does not wait for the few programs that have the long one; graphs for such steps have a list of parts of one size
-instead (ops/key_items.py).
+instead (ops/split_kv.py).
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.attention import attend_chunks, paged_attention
-from sightline.ops.key_items import KeyItems
+from sightline.ops.attention import TRITON, attend_chunks, paged_attention
 from sightline.ops.sequences import PagedSequences
+from sightline.ops.split_kv import SplitKV
 from sightline.ops.triton import next_power_of_2, runs_here
-from sightline.ops.triton.early_start import early_start, wait_for_inputs
+from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
 
 MIXED = "triton decode and definition"
 KEYS = 64  # that a program takes at once; this and the following as measured on an H200
@@ -49,19 +49,19 @@ def attend_keys(
     head_dim: tl.constexpr, page_size: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Goes on with an online softmax over keys [first, last): (highest, total, values) afterwards. pages: of the sequence."""
-    place = tl.arange(0, head_dim)
+    dim = tl.arange(0, head_dim)
     for key in range(first, last, KEYS):
         token = key + tl.arange(0, KEYS)
         known = token < last
         page = tl.load(pages + token // page_size, mask=known, other=0).to(tl.int64)
         slot = (page * page_size + token % page_size) * kv_heads + kv_head
-        k = tl.load(k_cache + slot[None, :] * head_dim + place[:, None], mask=known[None, :], other=0.0)
+        k = tl.load(k_cache + slot[None, :] * head_dim + dim[:, None], mask=known[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision=PRECISION) * scale
         scores = tl.where(known[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp(highest - higher)
         weights = tl.exp(scores - higher[:, None])
-        v = tl.load(v_cache + slot[:, None] * head_dim + place[None, :], mask=known[:, None], other=0.0)
+        v = tl.load(v_cache + slot[:, None] * head_dim + dim[None, :], mask=known[:, None], other=0.0)
         values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         total = total * shrink + tl.sum(weights, 1)
         highest = higher
@@ -79,18 +79,18 @@ def write_part(
     else:
         tl.store(maxima + at, highest, mask=mine)
         tl.store(sums + at, total, mask=mine)
-        place = partial + at.to(tl.int64)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
-        tl.store(place, values, mask=mine[:, None])
+        target = partial + at.to(tl.int64)[:, None] * head_dim + tl.arange(0, head_dim)[None, :]
+        tl.store(target, values, mask=mine[:, None])
 
 
 @triton.jit(do_not_specialize=["max_pages", "parts"])
 def _decode_part(
     q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, scale, max_pages, parts,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Steps that are no graphs meet any number of parts, so it is no constant: none of them waits for a compiler."""
-    wait_for_inputs(EARLY)
+    wait_for_dependencies(PDL)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -119,7 +119,7 @@ def _decode_part(
 @triton.jit(do_not_specialize=["parts"])
 def _join(
     maxima, sums, partial, query_starts, context_lengths, out, parts, heads: tl.constexpr, head_dim: tl.constexpr,
-    MOST: tl.constexpr, KEYS: tl.constexpr, ALL_SINGLE: tl.constexpr, EARLY: tl.constexpr,
+    MOST: tl.constexpr, KEYS: tl.constexpr, ALL_SINGLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """At most MOST parts. ALL_SINGLE: every sequence has one query, so that its row need not be looked up."""
     sequence = tl.program_id(0)
@@ -129,33 +129,33 @@ def _join(
     if not ALL_SINGLE:
         start = tl.load(query_starts + sequence)
         single = tl.load(query_starts + sequence + 1) - start == 1
-    wait_for_inputs(EARLY)
+    wait_for_dependencies(PDL)
     if single:
-        place = tl.arange(0, head_dim)
+        dim = tl.arange(0, head_dim)
         part = tl.arange(0, MOST)
         first, _ = part_of_keys(context, part, parts, KEYS)
         used = (first < context) & (part < parts)  # others have written nothing
         at = (sequence * heads + head) * parts + part
         own = tl.load(maxima + at, mask=used, other=float("-inf"))
         sums_of_parts = tl.load(sums + at, mask=used, other=0.0)
-        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=used[:, None], other=0.0)
+        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + dim[None, :], mask=used[:, None], other=0.0)
         weight = tl.exp(own - tl.max(own, 0))
         joined = tl.sum(weight[:, None] * pieces, 0) / tl.sum(weight * sums_of_parts, 0)
-        tl.store(out + (start.to(tl.int64) * heads + head) * head_dim + place, joined.to(out.dtype.element_ty))
+        tl.store(out + (start.to(tl.int64) * heads + head) * head_dim + dim, joined.to(out.dtype.element_ty))
 
 
 @triton.jit
 def _join_items(
     maxima, sums, partial, first_item, out, heads: tl.constexpr, head_dim: tl.constexpr, ITEMS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One query of each sequence; ITEMS parts of it at a time."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(first_item + sequence)
     last = tl.load(first_item + sequence + 1)
-    wait_for_inputs(EARLY)
-    place = tl.arange(0, head_dim)
+    wait_for_dependencies(PDL)
+    dim = tl.arange(0, head_dim)
     highest = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     values = tl.zeros([head_dim], tl.float32)
@@ -165,14 +165,14 @@ def _join_items(
         at = item * heads + head
         own = tl.load(maxima + at, mask=used, other=float("-inf"))
         sums_of_parts = tl.load(sums + at, mask=used, other=0.0)
-        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + place[None, :], mask=used[:, None], other=0.0)
+        pieces = tl.load(partial + at.to(tl.int64)[:, None] * head_dim + dim[None, :], mask=used[:, None], other=0.0)
         higher = tl.maximum(highest, tl.max(own, 0))
         shrink = tl.exp(highest - higher)
         weight = tl.exp(own - higher)
         values = values * shrink + tl.sum(weight[:, None] * pieces, 0)
         total = total * shrink + tl.sum(weight * sums_of_parts, 0)
         highest = higher
-    tl.store(out + (sequence.to(tl.int64) * heads + head) * head_dim + place, (values / total).to(out.dtype.element_ty))
+    tl.store(out + (sequence.to(tl.int64) * heads + head) * head_dim + dim, (values / total).to(out.dtype.element_ty))
 
 
 def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
@@ -185,7 +185,7 @@ def _takes_decoding(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
 
 
 # Contexts come from the device; those of the host only decide into how many parts the keys are split.
-@paged_attention.twin("triton decode", when=_takes_decoding, recordable=True)
+@paged_attention.kernel("triton decode", when=_takes_decoding, graph_safe=True, backend=TRITON)
 def decode_triton(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> torch.Tensor:
     """One query of each sequence."""
     out = torch.empty_like(q)
@@ -193,7 +193,7 @@ def decode_triton(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     return out
 
 
-@paged_attention.twin(MIXED, when=_takes)
+@paged_attention.kernel(MIXED, when=_takes, backend=TRITON)
 def paged_attention_triton(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
 ) -> torch.Tensor:
@@ -223,7 +223,7 @@ def _decode(
     page_table, starts, lengths = sequences.page_table, sequences.query_starts, sequences.context_lengths
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     count, parts = len(lengths), parts_for(len(lengths) * kv_heads, contexts)
-    (warps, stages), early = TUNED, early_start(count, q.device)
+    (warps, stages), early = TUNED, dependent_launch(count, q.device)
     scratch = _scratch((count, heads, parts), head_dim, q.device)
     _decode_part[(count, kv_heads, parts)](
         q, k_cache, v_cache, page_table, starts, lengths, *scratch, head_dim**-0.5, page_table.shape[1], parts, heads,
@@ -251,7 +251,7 @@ def split_keys(
     parts = parts_for(sequences * kv_heads, contexts)
     warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
     scratch = _scratch((sequences if parts > 1 else 0, heads, parts), head_dim, device)
-    return Split(parts, scratch, {"num_warps": warps, "num_stages": stages, **early_start(sequences, device)})
+    return Split(parts, scratch, {"num_warps": warps, "num_stages": stages, **dependent_launch(sequences, device)})
 
 
 def split_items(items: int, heads: int, head_dim: int, device: torch.device) -> Split:
@@ -260,7 +260,7 @@ def split_items(items: int, heads: int, head_dim: int, device: torch.device) -> 
     return Split(
         items,
         _scratch((items, heads), head_dim, device),
-        {"num_warps": warps, "num_stages": stages, **early_start(items, device)},
+        {"num_warps": warps, "num_stages": stages, **dependent_launch(items, device)},
     )
 
 
@@ -269,10 +269,10 @@ def _scratch(shape: tuple[int, ...], head_dim: int, device: torch.device) -> Scr
     return maxima, torch.empty_like(maxima), maxima.new_empty(*shape, head_dim)
 
 
-def join_items(split: Split, items: KeyItems, out: torch.Tensor) -> None:
+def join_items(split: Split, items: SplitKV, out: torch.Tensor) -> None:
     sequences, heads, head_dim = out.shape
     _join_items[(sequences, heads)](
-        *split.scratch, items.first, out, heads, head_dim, _ITEMS_JOINED, **early_start(sequences, out.device)
+        *split.scratch, items.first, out, heads, head_dim, _ITEMS_JOINED, **dependent_launch(sequences, out.device)
     )
 
 
@@ -282,7 +282,7 @@ def join_keys(split: Split, sequences: PagedSequences, out: torch.Tensor) -> Non
         count, heads, head_dim = out.shape
         _join[(count, heads)](
             *split.scratch, sequences.query_starts, sequences.context_lengths, out, split.parts, heads, head_dim, split.parts,
-            KEYS, True, **early_start(count, out.device),
+            KEYS, True, **dependent_launch(count, out.device),
         )  # fmt: skip
 
 

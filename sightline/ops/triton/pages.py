@@ -1,14 +1,21 @@
-"""Keys and values out of their pages: a program copies a few tokens of one sequence, all their heads."""
+"""Keys and values out of their pages: a program copies a few tokens of one sequence, all their heads. And pages to others."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.pages import GatheringRoom, gather_pages, rows_of
+from sightline.ops.pages import copy_pages, gather_pages, gathered, rows_of
+from sightline.ops.transfer import send
 from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.workspace import Workspace
 
 _TOKENS = 8  # of a program
 _MOST = 8192  # numbers of a token's keys
+_WORD = 8  # bytes that are copied as one number
+_WORDS = 1024  # of a program
 _SEQUENCES = 256  # whose lengths are read at least: few numbers of them mean few kernels to compile
 
 
@@ -48,7 +55,7 @@ def _takes(k_cache: torch.Tensor, v_cache: torch.Tensor, page_table: torch.Tenso
     return runs_here(k_cache) and contiguous and k_cache.shape[2] * k_cache.shape[3] <= _MOST
 
 
-@gather_pages.twin("triton", when=_takes)
+@gather_pages.kernel("triton", when=_takes)
 def gather_pages_triton(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -56,12 +63,12 @@ def gather_pages_triton(
     context_lengths: torch.Tensor,
     context_lengths_host: tuple[int, ...],
     multiple: int,
-    room: GatheringRoom,
+    workspace: Workspace,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     page_size, *row = k_cache.shape[1:]
     sequences, size = len(context_lengths_host), row[0] * row[1]
     rows = rows_of(context_lengths_host, multiple)
-    keys, values = room.take(rows, k_cache, v_cache)
+    keys, values = workspace.take(*gathered(rows, k_cache))
     starts = torch.empty(sequences + 1, dtype=torch.int32, device=k_cache.device)
     longest = rows_of((max(context_lengths_host),), multiple)
     _gather[(triton.cdiv(longest, _TOKENS), sequences)](
@@ -69,3 +76,27 @@ def gather_pages_triton(
         page_size, size, next_power_of_2(size), _TOKENS, max(_SEQUENCES, next_power_of_2(sequences)), num_warps=4,
     )  # fmt: skip
     return keys, values, starts
+
+
+@triton.jit
+def _copy(addresses, sources, targets, words, WORDS: tl.constexpr):
+    """A page of one cache, in words of 8 bytes: one launch for all layers, which each have caches of their own."""
+    cache = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(tl.int64))
+    source, target = tl.load(sources + tl.program_id(2)), tl.load(targets + tl.program_id(2))
+    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    inside = word < words
+    tl.store(cache + target * words + word, tl.load(cache + source * words + word, mask=inside), mask=inside)
+
+
+def _copies(caches: Sequence[torch.Tensor], *_: object, **__: object) -> bool:
+    first = caches[0]
+    alike = all(cache.is_contiguous() and cache.shape == first.shape and cache.dtype == first.dtype for cache in caches)
+    return runs_here(first) and alike and first[0].nbytes % _WORD == 0
+
+
+@copy_pages.kernel("triton", when=_copies)
+def copy_pages_triton(caches: Sequence[torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> None:
+    addresses = send(np.array([cache.data_ptr() for cache in caches], np.int64), sources.device)
+    words = caches[0][0].nbytes // _WORD
+    grid = (triton.cdiv(words, _WORDS), len(caches), len(sources))
+    _copy[grid](addresses, sources, targets, words, _WORDS, num_warps=4)

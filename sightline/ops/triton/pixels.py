@@ -27,14 +27,14 @@ def _resize_pass(
     """[lines, in_size, values] -> [lines, out_size, values]; a program takes some lines and some (place, value)."""
     line = (tl.program_id(0) * BLOCK_LINES + tl.arange(0, BLOCK_LINES)).to(tl.int64)
     at = tl.program_id(1) * BLOCK_VALUES + tl.arange(0, BLOCK_VALUES)
-    place = at // values
+    offset = at // values
     value = at % values
     known = at < out_size * values
     inside = (line < lines)[:, None] & known[None, :]
     total = tl.full([BLOCK_LINES, BLOCK_VALUES], 1 << (BITS - 1), tl.int32)
     for tap in range(taps):
-        index = tl.load(indices + tap * out_size + place, mask=known, other=0)
-        weight = tl.load(weights + tap * out_size + place, mask=known, other=0)
+        index = tl.load(indices + tap * out_size + offset, mask=known, other=0)
+        weight = tl.load(weights + tap * out_size + offset, mask=known, other=0)
         pixel = tl.load(source + (line * in_size * values)[:, None] + (index * values + value)[None, :], mask=inside, other=0)
         total += pixel.to(tl.int32) * weight[None, :]
     result = tl.minimum(tl.maximum(total >> BITS, 0), 255).to(tl.uint8)
@@ -45,7 +45,7 @@ def _here(images: torch.Tensor, *_: object, **__: object) -> bool:
     return runs_here(images)
 
 
-@resize_bicubic.twin("triton", when=_here)
+@resize_bicubic.kernel("triton", when=_here)
 def resize_bicubic_triton(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool) -> torch.Tensor:
     check_images(images)
     passes = [(2, out_width), (1, out_height)]  # (axis, its new size)
@@ -79,10 +79,10 @@ def _cut(
     group = number // (rows * columns)
     inside_frame = number % (rows * columns)
     block = inside_frame // (merge * merge)
-    place = inside_frame % (merge * merge)
+    offset = inside_frame % (merge * merge)
     across = columns // merge
-    row = block // across * merge + place // merge
-    column = block % across * merge + place % merge
+    row = block // across * merge + offset // merge
+    column = block % across * merge + offset % merge
     feature = tl.arange(0, BLOCK)
     known = feature < features
     channel = feature // (TIME * patch * patch)
@@ -94,7 +94,7 @@ def _cut(
     tl.store(out + number * features + feature, tl.load(table + channel * 256 + value, mask=known), mask=known)
 
 
-@patchify.twin("triton", when=_here)
+@patchify.kernel("triton", when=_here)
 def patchify_triton(
     images: torch.Tensor,
     mean: tuple[float, float, float],

@@ -65,7 +65,7 @@ def _takes(hidden: torch.Tensor, table: torch.Tensor, *_: object, **__: object) 
     return whole and len(hidden) > 0 and runs_here(hidden)
 
 
-@add_position_grid.twin("triton", when=_takes)
+@add_position_grid.kernel("triton", when=_takes)
 def add_position_grid_triton(
     hidden: torch.Tensor,
     table: torch.Tensor,

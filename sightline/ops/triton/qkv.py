@@ -11,7 +11,7 @@ import triton.language as tl
 from sightline.ops.qkv import HeadNorms, rotate_and_store
 from sightline.ops.rotary import TextRotation
 from sightline.ops.triton import next_power_of_2, runs_here
-from sightline.ops.triton.early_start import early_start, wait_for_inputs
+from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
 
 WHOLE_HEADS, WHOLE_WARPS = 16, 2  # of a program; measured
 _HEADS = 8
@@ -19,24 +19,26 @@ _HEADS = 8
 
 @triton.jit
 def normed(x, weight, sum_of_squares, eps, head_dim: tl.constexpr):
-    """As the RMS norm's definition rounds: before the weight and after it."""
-    scaled = (x.to(tl.float32) * tl.rsqrt(sum_of_squares / head_dim + eps)[:, None]).to(x.dtype)
-    return (scaled.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+    """As the RMS norm's definition rounds: before the weight and after it, or with a float32 weight once."""
+    scaled = x.to(tl.float32) * tl.rsqrt(sum_of_squares / head_dim + eps)[:, None]
+    if weight.dtype == x.dtype:
+        scaled = scaled.to(x.dtype).to(tl.float32)
+    return (scaled * weight.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
-def partners(place, frequencies: tl.constexpr, ADJACENT: tl.constexpr):
+def partners(dim, frequencies: tl.constexpr, ADJACENT: tl.constexpr):
     """Of places of a head: whether they rotate, against which, by which frequency, whether as the first of their pair."""
-    rotates = place < 2 * frequencies
+    rotates = dim < 2 * frequencies
     if ADJACENT:
-        partner = place ^ 1
-        frequency = place // 2
-        low = place % 2 == 0
+        partner = dim ^ 1
+        frequency = dim // 2
+        low = dim % 2 == 0
     else:
-        low = place < frequencies
-        partner = tl.where(low, place + frequencies, place - frequencies)
-        frequency = place % frequencies
-    return rotates, tl.where(rotates, partner, place), frequency, low
+        low = dim < frequencies
+        partner = tl.where(low, dim + frequencies, dim - frequencies)
+        frequency = dim % frequencies
+    return rotates, tl.where(rotates, partner, dim), frequency, low
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -47,12 +49,12 @@ def _rotate_and_store(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    place = tl.arange(0, BLOCK_DIM)
-    in_head = place < head_dim
+    dim = tl.arange(0, BLOCK_DIM)
+    in_head = dim < head_dim
     inside = (head < heads + 2 * kv_heads)[:, None] & in_head[None, :]
-    rotates, partner, frequency, low = partners(place, frequencies, ADJACENT)
+    rotates, partner, frequency, low = partners(dim, frequencies, ADJACENT)
     source = qkv + token * (heads + 2 * kv_heads) * head_dim + head[:, None] * head_dim
-    x = tl.load(source + place[None, :], mask=inside, other=0.0)
+    x = tl.load(source + dim[None, :], mask=inside, other=0.0)
     other = tl.load(source + partner[None, :], mask=inside, other=0.0)
     is_q = head < heads
     is_k = (head >= heads) & (head < heads + kv_heads)
@@ -61,8 +63,8 @@ def _rotate_and_store(
     if NORMS:
         wide = x.to(tl.float32)
         squares = tl.sum(wide * wide, 1)
-        gain_q = tl.load(q_weight + place, mask=in_head, other=0.0)
-        gain_k = tl.load(k_weight + place, mask=in_head, other=0.0)
+        gain_q = tl.load(q_weight + dim, mask=in_head, other=0.0)
+        gain_k = tl.load(k_weight + dim, mask=in_head, other=0.0)
         other_q = tl.load(q_weight + partner, mask=in_head, other=0.0)
         other_k = tl.load(k_weight + partner, mask=in_head, other=0.0)
         x = normed(x, tl.where(is_q[:, None], gain_q[None, :], gain_k[None, :]), squares, eps, head_dim)
@@ -73,33 +75,33 @@ def _rotate_and_store(
     sin = tl.load(sin_table + at * frequencies + frequency, mask=rotates, other=0.0)
     sin = tl.where(low, -sin, sin)
     turned = (x.to(tl.float32) * cos[None, :] + other.to(tl.float32) * sin[None, :]).to(x.dtype)
-    tl.store(q_out + (token * heads + head)[:, None] * head_dim + place[None, :], turned, mask=inside & is_q[:, None])
+    tl.store(q_out + (token * heads + head)[:, None] * head_dim + dim[None, :], turned, mask=inside & is_q[:, None])
     slot = tl.load(slots + token)
-    k_place = (slot * kv_heads + head - heads)[:, None] * head_dim + place[None, :]
-    tl.store(k_cache + k_place, turned, mask=inside & is_k[:, None])
-    v_place = (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + place[None, :]
-    tl.store(v_cache + v_place, plain, mask=inside & is_v[:, None])
+    k_target = (slot * kv_heads + head - heads)[:, None] * head_dim + dim[None, :]
+    tl.store(k_cache + k_target, turned, mask=inside & is_k[:, None])
+    v_target = (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + dim[None, :]
+    tl.store(v_cache + v_target, plain, mask=inside & is_v[:, None])
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotate_halves(
     qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
     heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, NORMS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Heads that are rotated whole, in pairs (i, i + half): each number is read once."""
     head_dim: tl.constexpr = 2 * half
     every: tl.constexpr = heads + 2 * kv_heads
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    place = tl.arange(0, half)
+    dim = tl.arange(0, half)
     inside = (head < every)[:, None]
-    wait_for_inputs(EARLY)
-    source = qkv + (token * every + head)[:, None] * head_dim + place[None, :]
+    wait_for_dependencies(PDL)
+    source = qkv + (token * every + head)[:, None] * head_dim + dim[None, :]
     low = tl.load(source, mask=inside, other=0.0)
     high = tl.load(source + half, mask=inside, other=0.0)
     slot = tl.load(slots + token)
-    at = tl.load(positions + tl.load(axes + place) * tokens + token).to(tl.int64) * half + place
+    at = tl.load(positions + tl.load(axes + dim) * tokens + token).to(tl.int64) * half + dim
     cos = tl.load(cos_table + at)[None, :]
     sin = tl.load(sin_table + at)[None, :]
     is_q = (head < heads)[:, None]
@@ -109,20 +111,20 @@ def _rotate_halves(
     if NORMS:
         wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
         squares = tl.sum(wide_low * wide_low + wide_high * wide_high, 1)
-        gain_low = tl.where(is_q, tl.load(q_weight + place)[None, :], tl.load(k_weight + place)[None, :])
-        gain_high = tl.where(is_q, tl.load(q_weight + half + place)[None, :], tl.load(k_weight + half + place)[None, :])
+        gain_low = tl.where(is_q, tl.load(q_weight + dim)[None, :], tl.load(k_weight + dim)[None, :])
+        gain_high = tl.where(is_q, tl.load(q_weight + half + dim)[None, :], tl.load(k_weight + half + dim)[None, :])
         a, b = normed(low, gain_low, squares, eps, head_dim), normed(high, gain_high, squares, eps, head_dim)
     a, b = a.to(tl.float32), b.to(tl.float32)
     turned_low, turned_high = (a * cos - b * sin).to(low.dtype), (b * cos + a * sin).to(low.dtype)
-    q_place = q_out + (token * heads + head)[:, None] * head_dim + place[None, :]
-    tl.store(q_place, turned_low, mask=is_q)
-    tl.store(q_place + half, turned_high, mask=is_q)
-    k_place = k_cache + (slot * kv_heads + head - heads)[:, None] * head_dim + place[None, :]
-    tl.store(k_place, turned_low, mask=is_k)
-    tl.store(k_place + half, turned_high, mask=is_k)
-    v_place = v_cache + (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + place[None, :]
-    tl.store(v_place, low, mask=is_v)
-    tl.store(v_place + half, high, mask=is_v)
+    q_target = q_out + (token * heads + head)[:, None] * head_dim + dim[None, :]
+    tl.store(q_target, turned_low, mask=is_q)
+    tl.store(q_target + half, turned_high, mask=is_q)
+    k_target = k_cache + (slot * kv_heads + head - heads)[:, None] * head_dim + dim[None, :]
+    tl.store(k_target, turned_low, mask=is_k)
+    tl.store(k_target + half, turned_high, mask=is_k)
+    v_target = v_cache + (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + dim[None, :]
+    tl.store(v_target, low, mask=is_v)
+    tl.store(v_target + half, high, mask=is_v)
 
 
 def kernel_norms(norms: HeadNorms | None, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -140,7 +142,7 @@ def _takes(qkv: torch.Tensor, *_: object, **named: object) -> bool:
     return runs_here(qkv) and qkv.is_contiguous() and qkv.numel() > 0
 
 
-@rotate_and_store.twin("triton", when=_takes, recordable=True)
+@rotate_and_store.kernel("triton", when=_takes, graph_safe=True)
 def rotate_and_store_triton(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
@@ -159,7 +161,7 @@ def rotate_and_store_triton(
     if rotation.pairing == "halves" and 2 * half == head_dim and half == next_power_of_2(half):
         _rotate_halves[(tokens, triton.cdiv(all_heads, WHOLE_HEADS))](
             qkv, *gains, *turns, out, k_cache, v_cache, slots, tokens, heads, kv_heads, half, norms is not None, WHOLE_HEADS,
-            num_warps=WHOLE_WARPS, **early_start(tokens, qkv.device),
+            num_warps=WHOLE_WARPS, **dependent_launch(tokens, qkv.device),
         )  # fmt: skip
         return out
     grid = (tokens, triton.cdiv(all_heads, _HEADS))

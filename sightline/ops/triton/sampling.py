@@ -45,8 +45,8 @@ def _best_of_parts(best, out, parts, PARTS: tl.constexpr):
     tl.store(out + row, 0x7FFFFFFF - (packed & 0x7FFFFFFF))
 
 
-@best_token.twin(
-    "triton", when=lambda scores: runs_here(scores) and scores.numel() > 0 and scores.stride(1) == 1, recordable=True
+@best_token.kernel(
+    "triton", when=lambda scores: runs_here(scores) and scores.numel() > 0 and scores.stride(1) == 1, graph_safe=True
 )
 def best_token_triton(scores: Tensor) -> Tensor:
     rows, vocab = scores.shape
@@ -88,8 +88,8 @@ def _draw_along_ids(
     part = tl.minimum(tl.sum((tl.cumsum(parts_units, 0) <= target).to(tl.int32), 0), parts - 1)
     before = tl.sum(tl.where(index < part, parts_units, 0), 0)
     units = _units_of(weights, min_p, row, part * PART + tl.arange(0, PART), vocab, scale, MIN_P)
-    place = tl.sum((before + tl.cumsum(units, 0) <= target).to(tl.int32), 0)
-    tl.store(out + row, tl.minimum(part * PART + place, vocab - 1).to(tl.int64))
+    within = tl.sum((before + tl.cumsum(units, 0) <= target).to(tl.int32), 0)
+    tl.store(out + row, tl.minimum(part * PART + within, vocab - 1).to(tl.int64))
 
 
 def takes(scores: Tensor, settings: DrawSettings) -> bool:
@@ -101,7 +101,7 @@ def flat(column: Tensor | None, otherwise: Tensor) -> Tensor:
     return otherwise if column is None else column.reshape(-1).contiguous()
 
 
-@draw_by_id.twin("triton", when=takes, recordable=True)
+@draw_by_id.kernel("triton", when=takes, graph_safe=True)
 def draw_by_id_triton(scores: Tensor, settings: DrawSettings) -> Tensor:
     rows, vocab = scores.shape
     parts, scale, has_min_p = triton.cdiv(vocab, PART_SIZE), 2.0 ** unit_bits(vocab), settings.min_p is not None

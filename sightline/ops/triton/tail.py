@@ -17,10 +17,10 @@ def _repeat_tail(
     width: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(q + (body + row).to(tl.int64) * stride + place, mask=place < width)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(q + (body + row).to(tl.int64) * stride + column, mask=column < width)
     for part in range(parts):
-        tl.store(queries + (part * rows + row).to(tl.int64) * width + place, values, mask=place < width)
+        tl.store(queries + (part * rows + row).to(tl.int64) * width + column, values, mask=column < width)
     if row == 0 and tl.program_id(1) == 0:
         index = tl.arange(0, PARTS)
         count = tl.load(starts + 1)
@@ -33,7 +33,7 @@ def _heads_are_adjacent(q: torch.Tensor, segment_starts: torch.Tensor, body: int
     return runs_here(q) and q.stride(2) == 1 and q.stride(1) == q.shape[2] and len(q) > body
 
 
-@repeat_tail.twin("triton", when=_heads_are_adjacent, recordable=True)
+@repeat_tail.kernel("triton", when=_heads_are_adjacent, graph_safe=True)
 def repeat_tail_triton(
     q: torch.Tensor, segment_starts: torch.Tensor, body: int, parts: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,22 +57,22 @@ def _join_tail(
     row = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
-    place = tl.arange(0, SIZE)
+    column = tl.arange(0, SIZE)
     known = part < parts
     logs = tl.load(log_sums + head * parts * rows + part * rows + row, mask=known, other=float("-inf"))
     shares = tl.exp(logs - tl.max(logs, 0))
     shares = shares / tl.sum(shares, 0)
-    source = attended + ((part * rows + row).to(tl.int64)[:, None] * heads + head) * size + place[None, :]
-    values = tl.load(source, mask=known[:, None] & (place < size)[None, :], other=0.0).to(tl.float32)
+    source = attended + ((part * rows + row).to(tl.int64)[:, None] * heads + head) * size + column[None, :]
+    values = tl.load(source, mask=known[:, None] & (column < size)[None, :], other=0.0).to(tl.float32)
     joined = tl.sum(shares[:, None] * values, 0)
-    tl.store(out + (row.to(tl.int64) * heads + head) * size + place, joined.to(out.dtype.element_ty), mask=place < size)
+    tl.store(out + (row.to(tl.int64) * heads + head) * size + column, joined.to(out.dtype.element_ty), mask=column < size)
 
 
 def _takes(attended: torch.Tensor, log_sums: torch.Tensor, parts: int, out: torch.Tensor) -> bool:
     return runs_here(attended) and len(out) > 0 and out.is_contiguous()
 
 
-@join_parts.twin("triton", when=_takes, recordable=True)
+@join_parts.kernel("triton", when=_takes, graph_safe=True)
 def join_parts_triton(attended: torch.Tensor, log_sums: torch.Tensor, parts: int, out: torch.Tensor) -> None:
     assert attended.is_contiguous() and log_sums.is_contiguous()
     rows, heads, size = out.shape

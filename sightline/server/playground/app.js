@@ -1,7 +1,7 @@
 // The page: attachments, the conversation, and what happens when somebody asks.
 
 import { ask, engineState, getJson, Problem } from "./api.js";
-import { contentPart, preview, readMedium } from "./media.js";
+import { asFrames, contentPart, forget, preview, readMedium } from "./media.js";
 import { setUpSamples } from "./samples.js";
 import { askForKey, sampling, settingsAreSound, setUpSettings, systemPrompt } from "./settings.js";
 import { Turn } from "./turn.js";
@@ -43,7 +43,22 @@ function showAttached() {
     item.append(preview(medium, true), remove);
     return item;
   }));
+  at("as-video").hidden = images().length < 2;
   showState();
+}
+
+const images = () => attached.filter((medium) => medium.kind === "image");
+
+/** What is attached, for one question; images are frames of one video where somebody said so. */
+function takeAttached() {
+  const frames = images();
+  const together = frames.length > 1 && at("frames").checked;
+  const video = together && asFrames(frames, at("frames-fps").valueAsNumber);
+  const media = together ? [video, ...attached.filter((medium) => !frames.includes(medium))] : attached;
+  attached = [];
+  at("frames").checked = false;
+  showAttached();
+  return media;
 }
 
 function setUpAttachments() {
@@ -144,18 +159,18 @@ function addTurn(text, media) {
 function submit() {
   const text = question.value.trim();
   if (asking || (!text && !attached.length) || !settingsAreSound()) return;
-  const turn = addTurn(text, attached);
-  attached = [];
+  if (images().length > 1 && at("frames").checked && !at("frames-fps").reportValidity()) return;
   question.value = "";
+  const turn = addTurn(text, takeAttached());
   fit();
-  showAttached();
+  showState();
   answer(turn);
 }
 
 function startAgain() {
   asking?.abort();
   asking = null;
-  for (const turn of turns) for (const medium of turn.media) URL.revokeObjectURL(medium.shownUrl);
+  for (const turn of turns) turn.media.forEach(forget);
   turns = [];
   at("turns").replaceChildren();
   at("welcome").hidden = false;
@@ -194,6 +209,7 @@ function fit() {
 const STATES = {
   ready: ["ready", "Ready"],
   starting: ["busy", "Loading the model"],
+  hung: ["busy", "Engine hangs"],
   restarting: ["busy", "Engine restarts"],
   failed: ["down", "Engine failed"],
   stopped: ["down", "Shutting down"],

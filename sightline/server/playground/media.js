@@ -1,10 +1,15 @@
-// Images and clips: read from files, shown as thumbnails, put into messages.
+// Images, clips and PDFs: read from files, shown as thumbnails, put into messages.
 
 const CLIPS = /\.(mkv|avi|mp4|mov|webm|m4v|mpe?g)$/i;
 
+function kindOf(file) {
+  if (file.type === "application/pdf" || /\.pdf$/i.test(file.name)) return "file";
+  return file.type.startsWith("video/") || CLIPS.test(file.name) ? "video" : "image";
+}
+
 /** A file as we keep it: its kind, its bytes as a data URL for the request, an object URL to show it. */
 export async function readMedium(file) {
-  const kind = file.type.startsWith("video/") || CLIPS.test(file.name) ? "video" : "image";
+  const kind = kindOf(file);
   return { kind, name: file.name || kind, dataUrl: await dataUrl(file), shownUrl: URL.createObjectURL(file) };
 }
 
@@ -17,13 +22,23 @@ function dataUrl(file) {
   });
 }
 
+/** Images as one video, so many a second. */
+export function asFrames(images, fps) {
+  return { kind: "frames", name: `${images.length} frames`, images, fps, shownUrl: "" };
+}
+
 export function contentPart(medium) {
+  if (medium.kind === "file") return { type: "file", file: { file_data: medium.dataUrl, filename: medium.name } };
+  if (medium.kind === "frames") {
+    return { type: "video_url", video_url: { url: medium.images.map((image) => image.dataUrl), fps: medium.fps } };
+  }
   const url = { url: medium.dataUrl };
   return medium.kind === "video" ? { type: "video_url", video_url: url } : { type: "image_url", image_url: url };
 }
 
 /** A picture or a player; a box with the name where the browser does not know the format. */
 export function preview(medium, small = false) {
+  if (medium.kind === "file" || medium.kind === "frames") return box(medium);
   const shown = document.createElement(medium.kind === "video" ? "video" : "img");
   if (medium.kind === "video") {
     shown.muted = true;
@@ -39,9 +54,16 @@ export function preview(medium, small = false) {
   return shown;
 }
 
+/** What to give back when a medium is forgotten. */
+export function forget(medium) {
+  for (const { shownUrl } of medium.images ?? [medium]) URL.revokeObjectURL(shownUrl);
+}
+
+const WORDS = { video: "▶ clip", image: "image", file: "PDF", frames: "▶" };
+
 function box(medium) {
   const made = document.createElement("div");
   made.className = "clip";
-  made.textContent = `${medium.kind === "video" ? "▶ clip" : "image"} ${medium.name}`;
+  made.textContent = `${WORDS[medium.kind]} ${medium.name}`;
   return made;
 }

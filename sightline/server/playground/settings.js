@@ -12,6 +12,7 @@ export function sampling() {
     max_tokens: Number(at("max-tokens").value),
   };
   if (at("seed").value !== "") fields.seed = Number(at("seed").value);
+  if (at("max-pixels").value !== "") fields.mm_processor_kwargs = { max_pixels: Number(at("max-pixels").value) };
   return fields;
 }
 
@@ -21,7 +22,7 @@ export function systemPrompt() {
 
 /** Whether all fields are sound; if not, shows the first that is not. */
 export function settingsAreSound() {
-  const wrong = ["max-tokens", "seed"].map(at).find((field) => !field.checkValidity());
+  const wrong = ["max-tokens", "seed", "max-pixels"].map(at).find((field) => !field.checkValidity());
   if (!wrong) return true;
   showSettings(true);
   wrong.reportValidity();

@@ -1,0 +1,40 @@
+"""What decoding an item gives, and how far it is."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.types import MediaItem
+
+
+class PixelState(Enum):
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Pixels:
+    # [frames, height, width, 3] in display orientation, one frame for a still; of the source's size, or that of its only view
+    frames: NDArray[np.uint8]
+    seconds: float  # what decoding took
+
+
+def is_shrunk(item: MediaItem) -> bool:
+    """Whether the model sees fewer pixels of a frame than the source has: a helper process resizes it then.
+
+    Several views are made of the source's pixels, each by itself.
+    """
+    if len(item.views) > 1:
+        return False
+    height, width = item.resized
+    return height * width < item.ref.header.height * item.ref.header.width
+
+
+def result_shape(item: MediaItem) -> tuple[int, int, int, int]:
+    """[frames, height, width, 3] of what a helper process gives back."""
+    header = item.ref.header
+    height, width = item.resized if is_shrunk(item) else (header.height, header.width)
+    return max(len(item.frame_indices), 1), height, width, 3

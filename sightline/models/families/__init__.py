@@ -1,0 +1,1 @@
+"""One folder per model family: all that no other family has."""

@@ -1,0 +1,217 @@
+"""Small-M (skinny) GEMMs, which last as long as it takes to read their weights.
+
+A program multiplies all rows with COLUMNS rows of the weight, INNER numbers at a time, while the next weights are on their way.
+Where such tiles are too few or too unequal for the chip, `split` programs share the sums of one tile: each writes its part to
+a workspace and counts itself; the one that arrives last adds the parts, always in the same order, and writes the result. So
+results are the same bits each time, and a row's do not depend on the rows beside it as long as the tiling is the same.
+
+The matrix units of a Hopper chip that read their operands from shared memory want 64 rows on the left: the weight can give
+them, the few rows cannot. So a tiling says which of the two stands there.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sightline.ops.linear import SMALL_M, SPLIT_SUMS, TWO_OPS, linear, linear_silu_mul
+from sightline.ops.triton import runs_here
+from sightline.ops.triton.dependent_launch import has_dependent_launch, launch_dependents
+from sightline.ops.triton.small_m_tilings import LINEAR, LINEAR_SILU_MUL, Key, Tiling, fits_workspace, row_bucket
+from sightline.ops.workspace import Workspace
+
+_SMALL = 2**20  # numbers of a weight; those of larger ones are in the table or stay with the library
+
+
+@triton.jit
+def _inputs(x, row, rows, size, inner, EVEN: tl.constexpr, WEIGHT_LEFT: tl.constexpr):
+    """[ROWS, INNER], or [INNER, ROWS] where they are the right operand."""
+    if WEIGHT_LEFT:
+        row, inner = row[None, :], inner[:, None]
+    else:
+        row, inner = row[:, None], inner[None, :]
+    inside = row < rows
+    if not EVEN:
+        inside = inside & (inner < size)
+    return tl.load(x + row * size + inner, mask=inside, other=0.0, eviction_policy="evict_last")
+
+
+@triton.jit
+def _weights(weight, source, size, inner, EVEN: tl.constexpr, WEIGHT_LEFT: tl.constexpr):
+    """[INNER, COLUMNS]: rows of the weight as columns; [COLUMNS, INNER] where they are the left operand."""
+    if WEIGHT_LEFT:
+        source, inner = source[:, None], inner[None, :]
+    else:
+        source, inner = source[None, :], inner[:, None]
+    pointers = weight + source * size + inner
+    if EVEN:
+        return tl.load(pointers, eviction_policy="evict_first")
+    return tl.load(pointers, mask=inner < size, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _multiply_add(total, inputs, weights, WEIGHT_LEFT: tl.constexpr):
+    if WEIGHT_LEFT:
+        return tl.dot(weights, inputs, total)
+    else:
+        return tl.dot(inputs, weights, total)
+
+
+@triton.jit
+def _finish(total, bias, out, row, column, rows, width, HAS_BIAS: tl.constexpr):
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    inside = (row[:, None] < rows) & (column[None, :] < width)
+    tl.store(out + row[:, None] * width + column[None, :], total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "split"])
+def _linear(
+    x, weight, bias, out, parts, arrived, rows, width, size, split, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr, JOIN: tl.constexpr, WEIGHT_LEFT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One part of one tile. parts [split, rows, width], arrived [tiles]: how many parts of a tile are written, 0 in the end."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, ROWS)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    source = tl.minimum(column, width - 1).to(tl.int64)  # beyond the last: read again, not stored
+    steps = tl.cdiv(size, INNER)
+    each = tl.cdiv(steps, split)
+    first = part * each
+    last = tl.minimum(first + each, steps)
+    total = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
+    for step in range(first, last):
+        inner = step * INNER + tl.arange(0, INNER)
+        inputs = _inputs(x, row, rows, size, inner, EVEN, WEIGHT_LEFT)
+        total = _multiply_add(total, inputs, _weights(weight, source, size, inner, EVEN, WEIGHT_LEFT), WEIGHT_LEFT)
+    launch_dependents(PDL)
+    if WEIGHT_LEFT:
+        total = tl.trans(total)
+    if JOIN:
+        inside = (row[:, None] < rows) & (column[None, :] < width)
+        pointers = parts + row[:, None] * width + column[None, :]
+        tl.store(pointers + part * rows * width, total, mask=inside)
+        tl.debug_barrier()  # the whole program has written before it is counted
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == split - 1:
+            joined = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for number in range(split):
+                joined += tl.load(pointers + number * rows * width, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(arrived + tile, 0)
+            _finish(joined, bias, out, row, column, rows, width, HAS_BIAS)
+    else:
+        _finish(total, bias, out, row, column, rows, width, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_silu_mul(
+    x, weight, out, rows, width, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, EVEN: tl.constexpr,
+    WEIGHT_LEFT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same columns of gate and up in one program. width: of the result, half of the weight's rows."""
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    source = tl.minimum(column, width - 1).to(tl.int64)
+    steps = tl.cdiv(size, INNER)
+    gate = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((COLUMNS, ROWS) if WEIGHT_LEFT else (ROWS, COLUMNS), tl.float32)
+    for step in range(steps):
+        inner = step * INNER + tl.arange(0, INNER)
+        inputs = _inputs(x, row, rows, size, inner, EVEN, WEIGHT_LEFT)
+        gate = _multiply_add(gate, inputs, _weights(weight, source, size, inner, EVEN, WEIGHT_LEFT), WEIGHT_LEFT)
+        up = _multiply_add(up, inputs, _weights(weight, source + width, size, inner, EVEN, WEIGHT_LEFT), WEIGHT_LEFT)
+    launch_dependents(PDL)
+    if WEIGHT_LEFT:
+        gate, up = tl.trans(gate), tl.trans(up)
+    kind = out.dtype.element_ty  # rounded where the separate ops round
+    gate = gate.to(kind).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+    inside = (row[:, None] < rows) & (column[None, :] < width)
+    gated = silu * up.to(kind).to(tl.float32)
+    tl.store(out + row[:, None] * width + column[None, :], gated.to(kind), mask=inside)
+
+
+def run_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiling: Tiling, workspace: Workspace
+) -> torch.Tensor:
+    """The product with a given tiling. x [rows, size], weight [width, size], bias [width] or None."""
+    rows, size = x.shape
+    width = weight.shape[0]
+    assert fits_workspace(rows, width, tiling), f"{tiling} of {rows} x {width} needs a larger workspace"
+    out = x.new_empty(rows, width)
+    arrived, parts = workspace.take(*SPLIT_SUMS)
+    grid = (triton.cdiv(width, tiling.columns), tiling.split)
+    _linear[grid](
+        x, weight, out if bias is None else bias, out, parts, arrived, rows, width, size, tiling.split,
+        bias is not None, row_bucket(rows), tiling.columns, tiling.inner, size % tiling.inner == 0, tiling.split > 1,
+        **_launch(tiling, x.device),
+    )  # fmt: skip
+    return out
+
+
+def run_linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """The same for gate and up. x [rows, size], weight [2 * width, size] -> [rows, width]; sums are not shared."""
+    rows, size = x.shape
+    width = weight.shape[0] // 2
+    assert tiling.split == 1, f"{tiling}: gate and up are not split"
+    out = x.new_empty(rows, width)
+    _linear_silu_mul[(triton.cdiv(width, tiling.columns),)](
+        x, weight, out, rows, width, size, row_bucket(rows), tiling.columns, tiling.inner, size % tiling.inner == 0,
+        **_launch(tiling, x.device),
+    )  # fmt: skip
+    return out
+
+
+def _launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
+    shape = {"num_warps": tiling.warps, "num_stages": tiling.stages, "WEIGHT_LEFT": tiling.weight_left}
+    return {**shape, "PDL": has_dependent_launch(device)}
+
+
+def _tiling(table: dict[Key, Tiling], x: torch.Tensor, weight: torch.Tensor, width: int) -> Tiling | None:
+    """What the table says, or something that works for small weights; None where the library is to be used."""
+    if not (x.ndim == 2 and 0 < x.shape[0] <= SMALL_M and x.is_contiguous() and weight.is_contiguous()):
+        return None
+    if not (runs_here(x) and _multiplies(x) and x.numel() > 0 and width > 0):
+        return None
+    size = x.shape[1]
+    if weight.numel() <= _SMALL:
+        steps = -(-size // 64)
+        return Tiling(32, 64, split=min(4, max(1, steps // 2)), warps=4, stages=4)
+    return table.get((row_bucket(x.shape[0]), width, size)) if _is_hopper(x.device) else None
+
+
+def _multiplies(x: torch.Tensor) -> bool:
+    """Matrix units take 16-bit floats; float32 would be rounded there."""
+    return x.dtype in (torch.bfloat16, torch.float16) if x.is_cuda else True
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace | None = None) -> bool:
+    return workspace is not None and _tiling(LINEAR, x, weight, weight.shape[0]) is not None
+
+
+@linear.kernel("triton", when=_takes, graph_safe=True, uses_workspace=True)
+def linear_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace | None = None
+) -> torch.Tensor:
+    tiling = _tiling(LINEAR, x, weight, weight.shape[0])
+    assert tiling is not None and workspace is not None
+    return run_linear(x, weight, bias, tiling, workspace)
+
+
+def _takes_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return bias is None and _tiling(LINEAR_SILU_MUL, x, weight, weight.shape[0] // 2) is not None
+
+
+@linear_silu_mul.kernel("triton", when=_takes_gate_up, graph_safe=True, before=TWO_OPS)
+def linear_silu_mul_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    tiling = _tiling(LINEAR_SILU_MUL, x, weight, weight.shape[0] // 2)
+    assert tiling is not None
+    return run_linear_silu_mul(x, weight, replace(tiling, split=1))

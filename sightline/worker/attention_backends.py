@@ -1,0 +1,44 @@
+"""Which kernels attention runs, where the settings name a backend: what cannot run here is refused before anything does."""
+
+from sightline.config import EngineConfig
+from sightline.encoder.graphs import chosen_segment_attention
+from sightline.errors import ConfigError
+from sightline.models.model import VisionLanguageModel
+from sightline.models.patch_tower import PatchTower
+from sightline.ops.dispatch import NoKernelError, using_backend
+from sightline.worker.workspaces import chosen_attention
+
+_NEEDS = {
+    "fa4": "flash-attn-4, a GPU of compute capability 9.0 or above, 16-bit numbers, and heads and pages of its sizes",
+    "triton": "Triton on a GPU, and heads of 64, 128 or 256; it has no kernel for towers",
+}
+
+
+def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
+    """From now on the model's attention runs kernels of the backends in the settings."""
+    names = [None if name == "auto" else name for name in (config.attention_backend, config.mm_attention_backend)]
+    model.use_backends(*names)
+    weight, attention = model.text.embed_tokens.weight, model.spec.text.attention
+    index = f"in {str(weight.dtype).removeprefix('torch.')} on {weight.device.type}"
+    try:
+        for queries in ((1, 1), (3, 1)):
+            chosen_attention(model, config.page_size, queries)
+    except NoKernelError:
+        heads = f"heads of {attention.head_dim} {index} with pages of {config.page_size}"
+        raise _refusal("attention_backend", config.attention_backend, heads) from None
+    if model.tower_backend is None:
+        return
+    if not isinstance(model.vision, PatchTower):
+        raise ConfigError(
+            f"mm_attention_backend is {model.tower_backend!r}, but the attention of this model's tower, which is its family's "
+            "own, cannot be chosen."
+        )
+    try:
+        with using_backend(model.tower_backend):
+            chosen_segment_attention(model.vision)
+    except NoKernelError:
+        raise _refusal("mm_attention_backend", config.mm_attention_backend, f"the tower's heads {index}") from None
+
+
+def _refusal(setting: str, backend: str, heads: str) -> ConfigError:
+    return ConfigError(f"{setting} is {backend!r}, but it cannot run here for {heads}: it needs {_NEEDS[backend]}.")

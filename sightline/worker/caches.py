@@ -1,0 +1,44 @@
+"""What layers keep of sequences between steps, by kind: pages of keys and values, slots of states."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from sightline.models.inputs import LayerCache, PagedCache, StateCache
+from sightline.spec import CacheSpec, LayerSpec, PagedCacheSpec
+
+
+def allocate_caches(
+    layers: Sequence[LayerSpec], pages: int, page_size: int, state_slots: int, device: torch.device, dtype: torch.dtype
+) -> list[LayerCache]:
+    """One per layer. Not cleared: pages are written before they are read, and a sequence begins with a state of zeros."""
+
+    def allocate(spec: CacheSpec) -> LayerCache:
+        if isinstance(spec, PagedCacheSpec):
+            shape = (pages, page_size, spec.num_kv_heads, spec.head_dim)
+            return PagedCache(*(torch.empty(shape, device=device, dtype=dtype) for _ in range(2)))
+        kinds = [(tensor.shape, torch.float32 if tensor.dtype == "float32" else dtype) for tensor in spec.tensors]
+        return StateCache(tuple(torch.empty(state_slots, *shape, device=device, dtype=kind) for shape, kind in kinds))
+
+    return [allocate(layer.mixer.cache) for layer in layers]
+
+
+def tensors_of(caches: Sequence[LayerCache]) -> Iterator[torch.Tensor]:
+    for cache in caches:
+        yield from (cache.keys, cache.values) if isinstance(cache, PagedCache) else cache.tensors
+
+
+def first_paged(caches: Sequence[LayerCache]) -> PagedCache | None:
+    return next((cache for cache in caches if isinstance(cache, PagedCache)), None)
+
+
+def paged_tensors(caches: Sequence[LayerCache]) -> list[torch.Tensor]:
+    return [tensor for cache in caches if isinstance(cache, PagedCache) for tensor in (cache.keys, cache.values)]
+
+
+def copy_states(caches: Sequence[LayerCache], sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """The states in slots `sources` [n] int64 go to `targets` [n]; no slot is both."""
+    for cache in caches:
+        if isinstance(cache, StateCache):
+            for tensor in cache.tensors:
+                tensor.index_copy_(0, targets, tensor.index_select(0, sources))
