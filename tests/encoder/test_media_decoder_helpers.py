@@ -29,7 +29,7 @@ from sightline.encoder.decoding.cancellation import Cancellation
 from sightline.encoder.decoding.decoder import MediaDecoder
 from sightline.encoder.decoding.helper import Helper
 from sightline.encoder.decoding.helper_pool import HelperPool
-from sightline.encoder.decoding.messages import DecodeReply
+from sightline.encoder.decoding.messages import DecodeReply, Started
 from sightline.encoder.decoding.pixels import PixelState
 from sightline.encoder.patches import make_patches
 from sightline.errors import HostMemoryError, MediaError
@@ -193,12 +193,13 @@ def test_cancelling_in_the_moment_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
     helper, cancellation, one = Helper(), Cancellation(), item(jpeg(seed=8))
     receive = helper_module.receive_reply
 
-    def receive_and_cancel(channel: socket.socket) -> DecodeReply:
+    def receive_and_cancel(channel: socket.socket) -> Started | DecodeReply:
         reply = receive(channel)
         cancellation.request()
         return reply
 
     try:
+        helper.decode(one, MEMORY, Cancellation())
         monkeypatch.setattr(helper_module, "receive_reply", receive_and_cancel)
         with pytest.raises(DecodeCancelled):
             helper.decode(one, MEMORY, cancellation)
@@ -206,6 +207,16 @@ def test_cancelling_in_the_moment_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
         assert helper.decode(one, MEMORY, Cancellation()).frames.any()
         with pytest.raises(DecodeCancelled):
             helper.decode(one, MEMORY, cancellation)
+    finally:
+        helper.close()
+
+
+# Red if the time that a process takes to start counts as the item's: on a busy machine good pages would be refused.
+def test_a_limit_on_time_begins_when_the_helper_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_module, "COMMAND", ("/bin/sh", "-c", 'sleep 4; exec "$0" "$@"', *helper_module.COMMAND))
+    helper = Helper()
+    try:
+        assert helper.decode(item(jpeg(seed=8)), MEMORY, Cancellation(), limit_s=3.9).frames.any()
     finally:
         helper.close()
 

@@ -175,14 +175,14 @@ def test_a_page_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch)
     """Its forms draw each other 2 to the power of 40 times. Red if a helper goes on, or the next page of it waits."""
     (slow,) = (item_of(ref, PROCESSOR) for ref in pages(bomb()))
     (good, *_) = (item_of(ref, PROCESSOR) for ref in pages(GOOD))
-    decoder = MediaDecoder(1, GIGABYTE, page_limit_s=1.5)
+    decoder = MediaDecoder(1, GIGABYTE, page_limit_s=4)
     try:
         decoder.want([slow, good])
         assert wait_until_decoded(decoder, slow, good) == [PixelState.FAILED, PixelState.READY]
         with pytest.raises(MediaError) as caught:
             decoder.take(slow)
         assert str(caught.value) == (
-            "Image report.pdf, page 1, cannot be decoded: it took longer than the 1.5 s allowed (max_pdf_seconds)."
+            "Image report.pdf, page 1, cannot be decoded: it took longer than the 4 s allowed (max_pdf_seconds)."
         )
     finally:
         decoder.close()

@@ -11,7 +11,7 @@ import numpy as np
 
 from sightline.encoder.decoding import shared_memory
 from sightline.encoder.decoding.cancellation import Cancellation
-from sightline.encoder.decoding.messages import Closed, DecodeTask, Failed, receive_reply, send_task
+from sightline.encoder.decoding.messages import Closed, DecodeTask, Failed, Started, receive_reply, send_task
 from sightline.encoder.decoding.pixels import Pixels, is_shrunk, result_shape
 from sightline.errors import HostMemoryError, MediaError
 from sightline.media.decoder_errors import DecodeCancelled
@@ -29,18 +29,21 @@ class Helper:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._has_started = False
 
     def decode(self, item: MediaItem, memory_bytes: int, cancellation: Cancellation, limit_s: float | None = None) -> Pixels:
         """Raises MediaError if the item cannot be decoded, takes longer than `limit_s` or the process dies, DecodeCancelled if
         it was killed for that."""
         process, channel = self._running()
-        channel.settimeout(limit_s)
         task = _task(item, memory_bytes)
         descriptor = shared_memory.create(int(np.prod(task.shape)))
         try:
             with cancellation.killing(process.kill):
+                self._wait_until_started(channel)
+                channel.settimeout(limit_s)
                 send_task(channel, task, item.ref.data, descriptor)
                 reply = receive_reply(channel)
+                assert not isinstance(reply, Started)
             if cancellation():  # the reply came, but so may have the signal
                 self._ended()
                 raise DecodeCancelled
@@ -69,10 +72,18 @@ class Helper:
             self._ended()
         if self._process is None or self._channel is None:
             self._channel, theirs = socket.socketpair()
+            self._has_started = False
             with theirs:
                 # Standard output is not ours; whatever a decoder prints goes to standard error.
                 self._process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), stdout=2, env=_environment())
         return self._process, self._channel
+
+    def _wait_until_started(self, channel: socket.socket) -> None:
+        """What starting takes on a busy machine is no fault of the item."""
+        if not self._has_started:
+            channel.settimeout(None)
+            assert isinstance(receive_reply(channel), Started)
+            self._has_started = True
 
     def _ended(self) -> int:
         """Sees the process off, which ends by itself when the socket closes; its exit code, negative for a signal."""

@@ -2,7 +2,7 @@
 
 ```
 to the helper     Task with a file descriptor for the pixels, then the encoded bytes
-from the helper   Decoded │ Failed
+from the helper   Started, once; then Decoded │ Failed for each task
 ```
 """
 
@@ -31,6 +31,10 @@ class DecodeTask(msgspec.Struct, frozen=True):
     memory_bytes: int  # more than this, beside what the process has, it may not allocate
 
 
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """Python and its modules are there: time that an item takes is counted from here."""
+
+
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     seconds: float
 
@@ -46,7 +50,7 @@ DecodeReply: TypeAlias = Decoded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _tasks = msgspec.msgpack.Decoder(DecodeTask)
-_replies: msgspec.msgpack.Decoder[DecodeReply] = msgspec.msgpack.Decoder(DecodeReply)
+_replies: msgspec.msgpack.Decoder[Started | DecodeReply] = msgspec.msgpack.Decoder(Started | DecodeReply)
 
 
 class Closed(Exception):
@@ -70,12 +74,12 @@ def receive_task(channel: socket.socket) -> tuple[DecodeTask, bytes, int]:
     return task, _receive(channel, task.data_bytes), descriptors[0]
 
 
-def send_reply(channel: socket.socket, reply: DecodeReply) -> None:
+def send_reply(channel: socket.socket, reply: Started | DecodeReply) -> None:
     message = _encoder.encode(reply)
     channel.sendall(_LENGTH.pack(len(message)) + message)
 
 
-def receive_reply(channel: socket.socket) -> DecodeReply:
+def receive_reply(channel: socket.socket) -> Started | DecodeReply:
     return _replies.decode(_receive(channel, _LENGTH.unpack(_receive(channel, _LENGTH.size))[0]))
 
 

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sightline.child_process import die_with_parent
-from sightline.encoder.decoding.messages import Closed, Decoded, DecodeReply, DecodeTask, Failed, receive_task, send_reply
+from sightline.encoder.decoding.messages import (
+    Closed,
+    Decoded,
+    DecodeReply,
+    DecodeTask,
+    Failed,
+    Started,
+    receive_task,
+    send_reply,
+)
 from sightline.encoder.decoding.shared_memory import as_array
 from sightline.errors import HostMemoryError, MediaError
 from sightline.host_memory import is_short_of, limit_more_memory, no_memory_limit
@@ -39,6 +48,7 @@ def main() -> None:
     silence_warnings()
     tasks: queue.SimpleQueue[tuple[DecodeTask, bytes, int]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, tasks), daemon=True).start()
+    send_reply(channel, Started())
     while True:
         send_reply(channel, _answer(*tasks.get()))
 
