@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from sightline.errors import ConfigError
 
-VisionParallel = Literal["auto", "data", "sequence", "tensor"]
-
 
 def setting(default: Any, doc: str, show_default: bool = True, old_name: str | None = None) -> Any:
     """A field with a default and the sentence that `--help` shows, with or without the default.
@@ -203,7 +201,7 @@ class EngineConfig:
     tensor_parallel_size: int = setting(
         1, "GPUs that hold the model together, a process each, in which each has a part of every layer of the language model."
     )
-    vision_parallel: VisionParallel = setting(
+    vision_parallel: Literal["auto", "data", "sequence", "tensor"] = setting(
         "auto",
         "How these GPUs share the vision tower's work: 'data' gives each some of the images, 'sequence' a part of the patches "
         "of each image, 'tensor' a part of each matrix; 'auto' mixes the first two by what they take.",

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from sightline.config import VisionParallel
 from sightline.models.tower import Tower
-from sightline.parallel.costs import Assignment, LinkCosts, TowerCosts, assign
+from sightline.parallel.costs import Assignment, LinkCosts, TowerCosts, VisionParallel, assign
 from sightline.parallel.group import Group
 from sightline.types import Grid
 

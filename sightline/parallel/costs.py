@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sightline.config import VisionParallel
 from sightline.parallel.split import spans
 from sightline.spec import PatchTowerSpec
 
 Scheme = Literal["data", "sequence", "tensor"]
+VisionParallel = Literal["auto", Scheme]  # `--vision-parallel`
 
 
 @dataclass(frozen=True)
