@@ -78,6 +78,8 @@ def test_a_step_does_not_wait_for_the_device(llm: LLM, family: str) -> None:
     run.add(other, tokens=4)
     engine = run.engine
     engine._look_ahead()
+    while any(engine.encoder.pixels_pending(item) for item in other.items):
+        engine.encoder.wait(60)
     step = plan_step(engine.schedule)
     assert step.encodes and any(chunk.samples for chunk in step.chunks)
     torch.cuda.synchronize()

@@ -16,6 +16,7 @@ from parity.subject import FAMILIES, Subject
 from sightline.config import Config, EngineConfig, ModelConfig
 from sightline.encoder.graphs import TowerGraphs
 from sightline.llm import LLM
+from sightline.models.inputs import StateCache
 from sightline.ops.dispatch import definitions_only
 from sightline.types import Grid, Request
 from sightline.worker.step_graphs import StepBucket
@@ -35,8 +36,8 @@ def everything_on(llm: LLM, **settings: object) -> Driver:
     chosen = {"tower_graphs": True, "step_graphs": True, "overlap": True, "kv_cache_gb": 0.1, "embedding_cache_gb": 0.05}
     made = made_engine(llm, EngineConfig(**{**chosen, **settings}))
     for cache in made.engine.executor.worker.caches:  # a slot that is read before it is written spoils the answer
-        cache.keys.fill_(float("nan"))
-        cache.values.fill_(float("nan"))
+        for tensor in cache.tensors if isinstance(cache, StateCache) else (cache.keys, cache.values):
+            tensor.fill_(float("nan"))
     return made
 
 
@@ -51,10 +52,16 @@ def asked(llm: LLM) -> list[Request]:
 
 
 def check(exact: Subject, rounded: Subject, request: Request, tokens: list[int]) -> None:
+    """Each token is the best, or as good as the best to within what bfloat16 costs. Where tokens choose experts, rounding may
+    choose others, and what that costs differs: there the kernels' own error counts too, which as a whole is no larger."""
     with definitions_only():
         truth = exact.logits(request, tokens[:-1]).float()[len(request) - 1 :]
         theirs = rounded.logits(request, tokens[:-1]).float()[len(request) - 1 :]
     error = (theirs - truth).abs().max()
+    if rounded.llm.model.spec.text.experts is not None:
+        ours = rounded.logits(request, tokens[:-1]).float()[len(request) - 1 :]
+        assert (ours - truth).square().mean().sqrt() < 1.5 * (theirs - truth).square().mean().sqrt()
+        error = torch.maximum(error, (ours - truth).abs().max())
     chosen = truth.gather(1, torch.tensor(tokens, device=truth.device)[:, None])[:, 0]
     assert (truth.max(1).values - chosen < 2 * error).all()
 
