@@ -172,17 +172,20 @@ def test_sizes_within_a_limit_on_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_page_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its forms draw each other 2 to the power of 40 times. Red if a helper goes on, or the next page of it waits."""
+    """Its forms draw each other 2 to the power of 40 times, and would take all memory after some seconds. Red if a helper goes
+    on, or the next page of it waits."""
     (slow,) = (item_of(ref, PROCESSOR) for ref in pages(bomb()))
     (good, *_) = (item_of(ref, PROCESSOR) for ref in pages(GOOD))
-    decoder = MediaDecoder(1, GIGABYTE, page_limit_s=4)
+    decoder = MediaDecoder(1, GIGABYTE, page_limit_s=0.3)
     try:
+        decoder.want([slow])
+        decoder._page_limit_s = 60  # for the good one, on a machine that is busy
         decoder.want([slow, good])
         assert wait_until_decoded(decoder, slow, good) == [PixelState.FAILED, PixelState.READY]
         with pytest.raises(MediaError) as caught:
             decoder.take(slow)
         assert str(caught.value) == (
-            "Image report.pdf, page 1, cannot be decoded: it took longer than the 4 s allowed (max_pdf_seconds)."
+            "Image report.pdf, page 1, cannot be decoded: it took longer than the 0.3 s allowed (max_pdf_seconds)."
         )
     finally:
         decoder.close()
