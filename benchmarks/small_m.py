@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> Results:
     import torch
 
     from benchmarks.measure.device_name import device_name
-    from benchmarks.measure.small_m import choose, matrices_of, sweep, table_lines
+    from benchmarks.measure.small_m import choose, data_lines, matrices_of, sweep
     from sightline.config import MediaConfig
     from sightline.models.device import choose_device, choose_dtype
     from sightline.models.files import read_model_files
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> Results:
                 _print(cost)
         torch.cuda.empty_cache()
     choices = choose(costs)
-    print("\nbest of ours; * where it gains enough to be in the table")
+    print("\nbest of ours; * where it is faster than the library")
     for choice in choices:
         for rows in choice.microseconds:
             cost = next(one for one in costs if (one.matrix, one.rows, one.tiling) == (choice.matrix, rows, choice.tiling))
@@ -71,12 +71,12 @@ def run(arguments: argparse.Namespace) -> Results:
     failed = [cost for cost in costs if cost.microseconds is None]
     launched = [cost for cost in costs if not cost.captured]
     print(f"\n{len(costs)} timings, {len(failed)} tilings failed, {len(launched)} were not captured\n")
-    print("\n".join(table_lines(choices)))
+    print("\n".join(data_lines(choices)))
     fields = {
         "torch": torch.__version__,
         "dtype": str(dtype).removeprefix("torch."),
         "choices": [{**asdict(choice), "gains": choice.gains} for choice in choices],
-        "table": table_lines(choices),
+        "table": data_lines(choices),
         "costs": [asdict(cost) for cost in costs],
     }
     return Results(device_name(device), fields)

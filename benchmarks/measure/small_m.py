@@ -6,8 +6,9 @@ others. What is less exact than the library's product is not chosen.
 """
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -144,21 +145,14 @@ def choose(costs: Sequence[TilingCost]) -> list[Choice]:
     return choices
 
 
-def table_lines(choices: Sequence[Choice]) -> list[str]:
-    """The entries for ops/triton/small_m_tilings.py."""
-    lines = []
-    for gated, name in ((False, "LINEAR"), (True, "LINEAR_SILU_MUL")):
-        lines.append(f"{name}: dict[Key, Tiling] = {{")
-        for one in choices:
-            if one.matrix.gated == gated and one.gains:
-                tiling = one.tiling
-                more = ", weight_left=True" if tiling.weight_left else ""
-                lines.append(
-                    f"    ({one.bucket}, {one.matrix.width}, {one.matrix.size}): Tiling({tiling.columns}, {tiling.inner}, "
-                    f"split={tiling.split}, warps={tiling.warps}, stages={tiling.stages}{more}),  # {one.matrix.name}"
-                )
-        lines.append("}")
-    return lines
+def data_lines(choices: Sequence[Choice]) -> list[str]:
+    """The entries for sightline/data/tilings: rows at most, columns of the result, size of a row, gated, tiling (none: library)."""
+    return [
+        json.dumps(
+            [one.bucket, one.matrix.width, one.matrix.size, one.matrix.gated, list(astuple(one.tiling)) if one.gains else None]
+        )
+        for one in choices
+    ]
 
 
 def _microseconds(cost: TilingCost) -> float:

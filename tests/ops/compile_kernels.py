@@ -4,8 +4,8 @@ Kernels are called with CPU tensors; in place of a launch a kernel is compiled w
 names of ops whose kernels were compiled. The interpreter is laxer than the compiler: types, shapes of loops, registers.
 """
 
-import dataclasses
 import importlib
+import itertools
 import os
 import pkgutil
 import sys
@@ -69,19 +69,23 @@ def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **
 
 
 def compile_small_m() -> None:
-    """The tilings of the table at their shapes."""
+    """Every tiling that the rule or the data choose for weights of any size."""
     from sightline.ops.linear import SPLIT_SUMS_BYTES
-    from sightline.ops.triton import small_m_tilings as table
     from sightline.ops.triton.small_m import run_linear, run_linear_silu_mul
+    from sightline.ops.triton.small_m_tilings import ROW_BUCKETS, gated_tiling, linear_tiling
     from sightline.ops.workspace import Workspace
 
     workspace = Workspace("split sums", SPLIT_SUMS_BYTES, torch.device("cpu"))
-    for (rows, width, size), tiling in table.LINEAR.items():
-        x, weight = torch.empty(rows, size).bfloat16(), torch.empty(width, size, dtype=torch.bfloat16)
-        run_linear(x, weight, None, tiling, workspace)
-    for (rows, width, size), tiling in table.LINEAR_SILU_MUL.items():
-        weight = torch.empty(2 * width, size, dtype=torch.bfloat16)
-        run_linear_silu_mul(torch.empty(rows, size).bfloat16(), weight, dataclasses.replace(tiling, split=1))
+    widths, sizes = (1536, 2048, 3584, 4096, 8192, 10240, 17408, 25600, 65536), (2048, 4096, 12288)
+    for rows, width, size in itertools.product(ROW_BUCKETS, widths, sizes):
+        x = torch.empty(rows, size, device="meta", dtype=torch.bfloat16)
+        weight = torch.empty(width, size, device="meta", dtype=torch.bfloat16)
+        tiling = linear_tiling(rows, width, size)
+        if tiling is not None:
+            run_linear(x, weight, None, tiling, workspace)
+        tiling = gated_tiling(rows, width // 2, size)
+        if tiling is not None:
+            run_linear_silu_mul(x, weight, tiling)
 
 
 def compile_experts() -> None:

@@ -17,7 +17,7 @@ from sightline.ops.linear import SPLIT_SUMS, SPLIT_SUMS_BYTES
 from sightline.ops.norms import rms_norm
 from sightline.ops.triton import dependent_launch, small_m
 from sightline.ops.triton.small_m import run_linear, run_linear_silu_mul
-from sightline.ops.triton.small_m_tilings import LINEAR, LINEAR_SILU_MUL, Tiling, fits_workspace, row_bucket
+from sightline.ops.triton.small_m_tilings import Tiling, fits_workspace, gated_tiling, linear_tiling
 from sightline.ops.workspace import Workspace
 
 mend_the_interpreter()
@@ -94,7 +94,7 @@ def test_real_sizes_are_as_exact_as_the_library(name: str, rows: int) -> None:
     workspace = made_workspace("cuda")
     x, weight = draw("cuda", rows, REAL[name][1]), draw("cuda", *REAL[name], seed=1)
     exact = F.linear(x.double(), weight.double())
-    for tiling in {*TILINGS, *(tiling for key, tiling in LINEAR.items() if key == (row_bucket(rows), *REAL[name]))}:
+    for tiling in {*TILINGS, linear_tiling(rows, *REAL[name])} - {None}:
         assert error(run_linear(x, weight, None, tiling, workspace), exact) <= 1.1 * error(F.linear(x, weight), exact)
 
 
@@ -110,8 +110,8 @@ def test_gate_and_up_are_rounded_as_separate_ops_are(rows: int) -> None:
         Tiling(32, 128, 1, 4, 4),
         Tiling(32, 64, 1, 4, 6),
         Tiling(64, 64, 1, 4, 4, weight_left=True),
-        *(tiling for key, tiling in LINEAR_SILU_MUL.items() if key[0] >= row_bucket(rows)),  # others have no room for more
-    }:
+        gated_tiling(rows, 12288, 4096),
+    } - {None}:
         found = run_linear_silu_mul(x, weight, tiling)
         assert error(found, exact) <= 1.1 * error(library, exact)
         assert (found == library).float().mean() > 0.9  # sums in another order round otherwise now and then
@@ -123,8 +123,8 @@ def test_gate_and_up_are_rounded_as_separate_ops_are(rows: int) -> None:
 def test_replays_give_the_same_bits(rows: int) -> None:
     calls: list[Any] = []
     workspace = made_workspace("cuda")
-    measured = [tiling for key, tiling in LINEAR.items() if key[0] >= row_bucket(rows)]  # larger tiles have no room for more
-    for shape, tiling in itertools.product(REAL.values(), (*TILINGS, *measured)):
+    chosen = {linear_tiling(rows, *shape) for shape in REAL.values()} - {None}
+    for shape, tiling in itertools.product(REAL.values(), {*TILINGS, *chosen}):
         x, weight = draw("cuda", rows, shape[1]), draw("cuda", *shape, seed=1)
         if fits_workspace(rows, shape[0], tiling):
             calls.append((x, weight, None, tiling, workspace))

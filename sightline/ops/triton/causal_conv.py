@@ -15,7 +15,7 @@ from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dep
 
 SEQUENCES_AT_ONCE = 64  # that are looked through for those of tokens: no kernel is compiled for how many there are
 _CHANNELS = 256  # of a program with one token
-_TOKENS, _TILE_CHANNELS = 32, 64  # of a program with several
+_TOKENS, _TILE_CHANNELS = 32, 128  # of a program with several
 
 
 @triton.jit
@@ -75,12 +75,18 @@ def _conv(
     for tap in tl.static_range(WIDTH):
         source = token - (WIDTH - 1) + tap
         new = real & (source >= start)
-        old = goes_on & (source < start)
         here = tl.load(x + source.to(tl.int64)[:, None] * x_stride + channel[None, :], mask=new[:, None] & inside, other=0.0)
-        row = slot * (WIDTH - 1) + source - start + WIDTH - 1
-        there = tl.load(kept + row[:, None] * channels + channel[None, :], mask=old[:, None] & inside, other=0.0)
         gain = tl.load(weight + channel * WIDTH + tap, mask=channel < channels, other=0.0).to(tl.float32)
-        total += tl.where(new[:, None], here.to(tl.float32), there.to(tl.float32)) * gain[None, :]
+        total += here.to(tl.float32) * gain[None, :]
+    looks_back = goes_on & (token - start < WIDTH - 1)
+    if tl.max(looks_back.to(tl.int32), 0) > 0:  # few tiles have the first tokens of a sequence
+        for tap in tl.static_range(WIDTH - 1):
+            source = token - (WIDTH - 1) + tap
+            old = looks_back & (source < start)
+            row = slot * (WIDTH - 1) + source - start + WIDTH - 1
+            there = tl.load(kept + row[:, None] * channels + channel[None, :], mask=old[:, None] & inside, other=0.0)
+            gain = tl.load(weight + channel * WIDTH + tap, mask=channel < channels, other=0.0).to(tl.float32)
+            total += there.to(tl.float32) * gain[None, :]
     offset = token.to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(out + offset, _silu(total).to(out.dtype.element_ty), mask=(token < tokens)[:, None] & inside)
 

@@ -4,7 +4,8 @@
     prepare         a program has a chunk of 64 tokens and a head: the triangular system, U, W and the scores within the chunk
     scan            a program has some columns of a head's state, and goes through the chunks of its sequence
 
-Everything is float32 but the inputs; products of bfloat16 models are in tf32. Numbers of tiles are not measured yet.
+Everything is float32 but the inputs. Matrix units take 16-bit floats: what is none is the sum of two (_halves), which keeps 16
+bits of it where tf32 would keep 10, and queries, keys and values are multiplied as they are.
 """
 
 import torch
@@ -19,7 +20,10 @@ from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dep
 
 _BLOCK = 16  # rows of the blocks whose inverses are found row by row
 _PROGRAMS = 512  # of single tokens, wanted at least: about four per multiprocessor
-_SCAN_COLUMNS = 32
+_PREPARE_WARPS = 4  # this and the following as measured on an H200
+_SCAN_COLUMNS, _SCAN_WARPS, _SCAN_STAGES = 32, 4, 2
+_TOKEN_WARPS = 4
+_HALVES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
@@ -68,11 +72,51 @@ def _delta_token(
 
 
 @triton.jit
-def _inverse(system, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def _halves(x, HALF: tl.constexpr):
+    """float32 as the sum of two 16-bit floats: matrix units take those, and no number of theirs but the rounding is lost."""
+    high = x.to(HALF)
+    return high, (x - high.to(tl.float32)).to(HALF)
+
+
+@triton.jit
+def _multiply(left, right, total, HALF: tl.constexpr):
+    """total + left @ right, both float32, to about 16 bits; in float32 where HALF is None."""
+    if HALF is None:
+        return tl.dot(left, right, total, input_precision="ieee")
+    else:
+        left_high, left_low = _halves(left, HALF)
+        right_high, right_low = _halves(right, HALF)
+        total = tl.dot(left_low, right_high, total)
+        total = tl.dot(left_high, right_low, total)
+        return tl.dot(left_high, right_high, total)
+
+
+@triton.jit
+def _multiply_input(left, right, total, HALF: tl.constexpr):
+    """The same where right is an input, which is a 16-bit float as it is."""
+    if HALF is None:
+        return tl.dot(left, right, total, input_precision="ieee")
+    else:
+        high, low = _halves(left, HALF)
+        return tl.dot(high, right, tl.dot(low, right, total))
+
+
+@triton.jit
+def _input_multiply(left, right, total, HALF: tl.constexpr):
+    """The same where left is."""
+    if HALF is None:
+        return tl.dot(left, right, total, input_precision="ieee")
+    else:
+        high, low = _halves(right, HALF)
+        return tl.dot(left, high, tl.dot(left, low, total))
+
+
+@triton.jit
+def _inverse(system, CHUNK: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr):
     """(I + system)^-1, where system is strictly lower triangular. [CHUNK, CHUNK]
 
     Blocks on the diagonal row by row, all of them side by side. With D their inverses and N what is left of them, M = D N has
-    no fourth power (there are four blocks a side), so that (I + M)^-1 = I - M + M^2 - M^3, and that times D is the result.
+    no fourth power (there are four blocks a side), so that (I + M)^-1 = (I + M^2) (I - M), and that times D is the result.
     """
     BLOCKS: tl.constexpr = CHUNK // BLOCK
     part = tl.arange(0, BLOCKS)
@@ -88,28 +132,29 @@ def _inverse(system, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.con
     found += tl.where(row[None, :, None] == row[None, None, :], 1.0, 0.0)
     inverses = tl.reshape(tl.where(same, found[:, :, None, :], 0.0), [CHUNK, CHUNK])
     rest = tl.reshape(tl.where(same, 0.0, apart), [CHUNK, CHUNK])
-    offset = tl.arange(0, CHUNK)
-    one = tl.where(offset[:, None] == offset[None, :], 1.0, 0.0)
-    below = tl.dot(inverses, rest, input_precision=PRECISION)
-    square = tl.dot(below, below, input_precision=PRECISION)
-    series = one - below + square - tl.dot(below, square, input_precision=PRECISION)
-    return tl.dot(series, inverses, input_precision=PRECISION)
+    nothing = tl.zeros([CHUNK, CHUNK], tl.float32)
+    below = _multiply(inverses, rest, nothing, HALF)
+    lower = inverses - _multiply(below, inverses, nothing, HALF)
+    return _multiply(_multiply(below, below, nothing, HALF), lower, lower, HALF)
 
 
 @triton.jit
-def _unit_rows(pointer, known, key_dim: tl.constexpr):
-    """Rows [CHUNK, key_dim], normalised to length 1; zeros where there is no token."""
-    rows = tl.load(pointer + tl.arange(0, key_dim)[None, :], mask=known[:, None], other=0.0).to(tl.float32)
-    return rows * tl.rsqrt(tl.sum(rows * rows, 1) + 1e-6)[:, None]
+def _length(rows):
+    """1 / length of each row [tokens, dim], whatever their dtype."""
+    rows = rows.to(tl.float32)
+    return tl.rsqrt(tl.sum(rows * rows, 1) + 1e-6)
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["sequences", "tokens"])
 def _prepare(
-    qkv, b, a, a_log, dt_bias, query_starts, u, w, within, faded, sequences, b_stride, a_stride, scale,
+    qkv, b, a, a_log, dt_bias, query_starts, u, w, within, rates, sequences, tokens, b_stride, a_stride, scale,
     key_heads: tl.constexpr, value_heads: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, PRECISION: tl.constexpr, INVERSE_PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Chunks are numbered over all sequences that have more than one new token; there may be more programs than chunks."""
+    """Chunks are numbered over all sequences that have more than one new token; there may be more programs than chunks.
+
+    What a token's queries and keys are multiplied by stands in `rates`, so that the scan takes the inputs as they are.
+    """
     chunk = tl.program_id(0)
     head = tl.program_id(1)
     before, first, end = 0, 0, 0  # chunks of the sequences so far; the tokens that this chunk has
@@ -129,36 +174,53 @@ def _prepare(
         known = token < end
         keys: tl.constexpr = key_heads * key_dim
         rows = (qkv + token * (2 * keys + value_heads * value_dim))[:, None]
+        dim, column = tl.arange(0, key_dim)[None, :], tl.arange(0, value_dim)[None, :]
         own_keys = (head // (value_heads // key_heads)) * key_dim
-        q = _unit_rows(rows + own_keys, known, key_dim) * scale
-        k = _unit_rows(rows + keys + own_keys, known, key_dim)
+        k = tl.load(rows + keys + own_keys + dim, mask=known[:, None], other=0.0)
+        unit_k = _length(k)
         beta, g = _rates(
             tl.load(b + token * b_stride + head, mask=known, other=0.0),
             tl.load(a + token * a_stride + head, mask=known, other=0.0), tl.load(a_log + head), tl.load(dt_bias + head),
         )  # fmt: skip
         beta, g = tl.where(known, beta, 0.0), tl.where(known, g, 0.0)
         sums = tl.cumsum(g, 0)
-        tl.store(faded + token * value_heads + head, sums, mask=known)
         not_later = offset[:, None] >= offset[None, :]
-        fades = tl.exp(tl.where(not_later, sums[:, None] - sums[None, :], float("-inf")))
-        scores = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+        fades = tl.exp(tl.where(not_later, sums[:, None] - sums[None, :], float("-inf"))) * unit_k[None, :]
+        scores = tl.dot(k, tl.trans(k), input_precision="ieee") * fades
         strictly = offset[:, None] > offset[None, :]
-        solved = _inverse(tl.where(strictly, beta[:, None] * scores * fades, 0.0), CHUNK, BLOCK, INVERSE_PRECISION)
+        solved = _inverse(tl.where(strictly, (beta * unit_k)[:, None] * scores, 0.0), CHUNK, BLOCK, HALF)
         own = (token * value_heads + head)[:, None]
-        column = tl.arange(0, value_dim)
-        v = tl.load(rows + 2 * keys + head * value_dim + column[None, :], mask=known[:, None], other=0.0).to(tl.float32)
-        new = tl.dot(solved, beta[:, None] * v, input_precision=PRECISION)
-        tl.store(u + own * value_dim + column[None, :], new, mask=known[:, None])
-        seen = tl.dot(solved, (beta * tl.exp(sums))[:, None] * k, input_precision=PRECISION)
-        tl.store(w + own * key_dim + tl.arange(0, key_dim)[None, :], seen, mask=known[:, None])
-        attended = tl.dot(q, tl.trans(k), input_precision=PRECISION) * fades
-        tl.store(within + own * CHUNK + offset[None, :], attended, mask=known[:, None])
+        v = tl.load(rows + 2 * keys + head * value_dim + column, mask=known[:, None], other=0.0)
+        new = _multiply_input(solved * beta[None, :], v, tl.zeros([CHUNK, value_dim], tl.float32), HALF)
+        tl.store(u + own * value_dim + column, new, mask=known[:, None])
+        seen = solved * (beta * tl.exp(sums) * unit_k)[None, :]
+        seen = _multiply_input(seen, k, tl.zeros([CHUNK, key_dim], tl.float32), HALF)
+        q = tl.load(rows + own_keys + dim, mask=known[:, None], other=0.0)
+        unit_q = _length(q) * scale
+        attended = tl.dot(q, tl.trans(k), input_precision="ieee") * fades * unit_q[:, None]
+        if HALF is None:
+            tl.store(w + own * key_dim + dim, seen, mask=known[:, None])
+            tl.store(within + own * CHUNK + offset[None, :], attended, mask=known[:, None])
+        else:
+            all_rows = tokens.to(tl.int64) * value_heads
+            high, low = _halves(seen, HALF)
+            tl.store(w + own * key_dim + dim, high, mask=known[:, None])
+            tl.store(w + (all_rows + own) * key_dim + dim, low, mask=known[:, None])
+            high, low = _halves(attended, HALF)
+            tl.store(within + own * CHUNK + offset[None, :], high, mask=known[:, None])
+            tl.store(within + (all_rows + own) * CHUNK + offset[None, :], low, mask=known[:, None])
+        whole = tl.sum(g, 0)
+        mine = rates + head * tokens + token
+        each = value_heads * tokens
+        tl.store(mine, unit_q * tl.exp(sums), mask=known)
+        tl.store(mine + each, unit_k * tl.exp(whole - sums), mask=known)
+        tl.store(mine + 2 * each, tl.exp(whole) + tl.zeros_like(sums), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _scan(
-    qkv, u, w, within, faded, kept, slots, fresh, query_starts, out, scale, key_heads: tl.constexpr, value_heads: tl.constexpr,
-    key_dim: tl.constexpr, value_dim: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    qkv, u, w, within, rates, kept, slots, fresh, query_starts, out, tokens, key_heads: tl.constexpr, value_heads: tl.constexpr,
+    key_dim: tl.constexpr, value_dim: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -172,22 +234,37 @@ def _scan(
         state = kept + ((tl.load(slots + sequence) * value_heads + head) * key_dim + row)[:, None] * value_dim + column[None, :]
         goes_on = (row >= 0) & (tl.load(fresh + sequence) == 0)
         tile = tl.load(state, mask=goes_on[:, None], other=0.0)
+        all_rows = tokens.to(tl.int64) * value_heads
+        each = value_heads * tokens
         for first in range(start, end, CHUNK):
             token = (first + offset).to(tl.int64)
             known = token < end
             own = (token * value_heads + head)[:, None]
-            sums = tl.load(faded + token * value_heads + head, mask=known, other=0.0)
-            last = tl.load(faded + (tl.minimum(first + CHUNK, end) - 1).to(tl.int64) * value_heads + head)
             rows = (qkv + token * (2 * keys + value_heads * value_dim))[:, None]
-            seen = tl.load(w + own * key_dim + row[None, :], mask=known[:, None], other=0.0)
+            mine = rates + head * tokens
+            rate_q = tl.load(mine + token, mask=known, other=0.0)
+            rate_k = tl.load(mine + each + token, mask=known, other=0.0)
+            whole = tl.load(mine + 2 * each + first)
+            q = tl.load(rows + own_keys + row[None, :], mask=known[:, None], other=0.0)
+            k = tl.load(rows + keys + own_keys + row[None, :], mask=known[:, None], other=0.0)
             new = tl.load(u + own * value_dim + column[None, :], mask=known[:, None], other=0.0)
-            new -= tl.dot(seen, tile, input_precision=PRECISION)
-            q = _unit_rows(rows + own_keys, known, key_dim) * (scale * tl.exp(sums))[:, None]
+            seen = tl.load(w + own * key_dim + row[None, :], mask=known[:, None], other=0.0)
             attended = tl.load(within + own * CHUNK + offset[None, :], mask=known[:, None], other=0.0)
-            found = tl.dot(q, tile, input_precision=PRECISION) + tl.dot(attended, new, input_precision=PRECISION)
+            nothing = tl.zeros([CHUNK, COLUMNS], tl.float32)
+            if HALF is None:
+                new -= tl.dot(seen, tile, input_precision="ieee")
+                found = tl.dot(q, tile, input_precision="ieee") * rate_q[:, None]
+                found += tl.dot(attended, new, input_precision="ieee")
+            else:
+                high, low = _halves(tile, HALF)
+                seen_low = tl.load(w + (all_rows + own) * key_dim + row[None, :], mask=known[:, None], other=0.0)
+                new -= tl.dot(seen, high, tl.dot(seen, low, tl.dot(seen_low, high, nothing)))
+                found = tl.dot(q, high, tl.dot(q, low, nothing)) * rate_q[:, None]
+                high, low = _halves(new, HALF)
+                attended_low = tl.load(within + (all_rows + own) * CHUNK + offset[None, :], mask=known[:, None], other=0.0)
+                found = tl.dot(attended, high, tl.dot(attended, low, tl.dot(attended_low, high, found)))
             tl.store(out + own * value_dim + column[None, :], found.to(out.dtype.element_ty), mask=known[:, None])
-            k = _unit_rows(rows + keys + own_keys, known, key_dim) * tl.exp(last - sums)[:, None]
-            tile = tile * tl.exp(last) + tl.dot(tl.trans(k), new, input_precision=PRECISION)
+            tile = _input_multiply(tl.trans(k), new * rate_k[:, None], tile * whole, HALF)
         tl.store(state, tile)
 
 
@@ -223,7 +300,7 @@ def _columns(sequences: int, value_heads: int, value_dim: int) -> int:
     """Of a program with single tokens: fewer where there would not be enough programs to fill the chip. One of two numbers:
     each is a kernel to compile."""
     few = sequences * value_heads * value_dim < 32 * _PROGRAMS
-    return min(16 if few else 32, value_dim)
+    return min(32 if few else 64, value_dim)
 
 
 @gated_delta_rule.kernel("triton, a token each", when=_takes_one, graph_safe=True)
@@ -258,7 +335,8 @@ def _launch_tokens(
     columns = _columns(count, value_heads, value_dim)
     _delta_token[(count, value_heads, value_dim // columns)](
         qkv, b, a, a_log, dt_bias, kept, states.slots, states.fresh, sequences.query_starts, out, b.stride(0), a.stride(0),
-        key_dim**-0.5, _key_heads(qkv, kept), value_heads, key_dim, value_dim, columns, **dependent_launch(count, qkv.device),
+        key_dim**-0.5, _key_heads(qkv, kept), value_heads, key_dim, value_dim, columns, num_warps=_TOKEN_WARPS,
+        **dependent_launch(count, qkv.device),
     )  # fmt: skip
 
 
@@ -284,20 +362,22 @@ def gated_delta_rule_chunks(
     out = qkv.new_empty(tokens, value_heads, value_dim)
     if min(sequences.query_lengths_host) == 1:
         _launch_tokens(qkv, b, a, a_log, dt_bias, kept, sequences, states, out)
-    u, w, within, faded = (
-        torch.empty(tokens, value_heads, width, dtype=torch.float32, device=qkv.device)
-        for width in (value_dim, key_dim, CHUNK, 1)
+    half = _HALVES.get(qkv.dtype)  # None: all is float32, and no number is taken apart
+    halves = 1 if half is None else 2
+    u, rates = (
+        torch.empty(size, dtype=torch.float32, device=qkv.device)
+        for size in (tokens * value_heads * value_dim, 3 * tokens * value_heads)
     )
-    exact = qkv.dtype == torch.float32
-    precision, starts, scale = "ieee" if exact else "tf32", sequences.query_starts, key_dim**-0.5
+    w, within = (qkv.new_empty(halves * tokens * value_heads * width) for width in (key_dim, CHUNK))
+    starts = sequences.query_starts
     # Each sequence fills some chunks and may begin one more: enough programs for any lengths of so many tokens.
     _prepare[(tokens // CHUNK + count, value_heads)](
-        qkv, b, a, a_log, dt_bias, starts, u, w, within, faded, count, b.stride(0), a.stride(0), scale, *sizes, CHUNK, _BLOCK,
-        SEQUENCES_AT_ONCE, precision, "ieee" if exact else "tf32x3", num_warps=8,
+        qkv, b, a, a_log, dt_bias, starts, u, w, within, rates, count, tokens, b.stride(0), a.stride(0), key_dim**-0.5, *sizes,
+        CHUNK, _BLOCK, SEQUENCES_AT_ONCE, half, num_warps=_PREPARE_WARPS,
     )  # fmt: skip
     columns = min(_SCAN_COLUMNS, value_dim)
     _scan[(count, value_heads, value_dim // columns)](
-        qkv, u, w, within, faded, kept, states.slots, states.fresh, starts, out, scale, *sizes, CHUNK, columns, precision,
-        num_warps=4, num_stages=1,
+        qkv, u, w, within, rates, kept, states.slots, states.fresh, starts, out, tokens, *sizes, CHUNK, columns, half,
+        num_warps=_SCAN_WARPS, num_stages=_SCAN_STAGES,
     )  # fmt: skip
     return out

@@ -30,7 +30,7 @@ KEYS = 64  # that a program takes at once; this and the following as measured on
 PROGRAMS = 512  # wanted at least: about four per multiprocessor
 _MOST_PROGRAMS = 8 * PROGRAMS  # where contexts are uneven: most of them have nothing to do
 FEW_PARTS = 16  # (warps, blocks read ahead) of a program up to so many parts, and with more, when there are few sequences
-TUNED, TUNED_MANY_PARTS = (2, 4), (4, 2)
+TUNED, TUNED_MANY_PARTS, TUNED_WIDE = (2, 4), (4, 2), (4, 3)  # the last for heads of 256
 ROWS = 16  # of the smallest matrix product
 _MOST_PARTS = 64
 _ITEMS_JOINED = 16  # parts at a time
@@ -223,7 +223,7 @@ def _decode(
     page_table, starts, lengths = sequences.page_table, sequences.query_starts, sequences.context_lengths
     assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     count, parts = len(lengths), parts_for(len(lengths) * kv_heads, contexts)
-    (warps, stages), early = TUNED, dependent_launch(count, q.device)
+    (warps, stages), early = tuned(head_dim, 1), dependent_launch(count, q.device)
     scratch = _scratch((count, heads, parts), head_dim, q.device)
     _decode_part[(count, kv_heads, parts)](
         q, k_cache, v_cache, page_table, starts, lengths, *scratch, head_dim**-0.5, page_table.shape[1], parts, heads,
@@ -249,14 +249,21 @@ def split_keys(
 ) -> Split:
     """Whoever is split into one part joins nothing and needs no memory for it."""
     parts = parts_for(sequences * kv_heads, contexts)
-    warps, stages = TUNED if parts <= FEW_PARTS else TUNED_MANY_PARTS
+    warps, stages = tuned(head_dim, parts)
     scratch = _scratch((sequences if parts > 1 else 0, heads, parts), head_dim, device)
     return Split(parts, scratch, {"num_warps": warps, "num_stages": stages, **dependent_launch(sequences, device)})
 
 
+def tuned(head_dim: int, parts: int) -> tuple[int, int]:
+    """(warps, blocks read ahead)"""
+    if parts > FEW_PARTS:
+        return TUNED_MANY_PARTS
+    return TUNED_WIDE if head_dim > 128 else TUNED
+
+
 def split_items(items: int, heads: int, head_dim: int, device: torch.device) -> Split:
     """For keys that a list shares out."""
-    warps, stages = TUNED
+    warps, stages = tuned(head_dim, 1)
     return Split(
         items,
         _scratch((items, heads), head_dim, device),

@@ -10,7 +10,6 @@ them, the few rows cannot. So a tiling says which of the two stands there.
 """
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ import triton.language as tl
 from sightline.ops.linear import SMALL_M, SPLIT_SUMS, TWO_OPS, linear, linear_silu_mul
 from sightline.ops.triton import runs_here
 from sightline.ops.triton.dependent_launch import has_dependent_launch, launch_dependents
-from sightline.ops.triton.small_m_tilings import LINEAR, LINEAR_SILU_MUL, Key, Tiling, fits_workspace, row_bucket
+from sightline.ops.triton.small_m_tilings import Chip, Tiling, fits_workspace, gated_tiling, linear_tiling, row_bucket
 from sightline.ops.workspace import Workspace
 
-_SMALL = 2**20  # numbers of a weight; those of larger ones are in the table or stay with the library
+_SMALL = 2**20  # numbers of a weight, up to which the chip is not filled anyway
 
 
 @triton.jit
@@ -170,17 +169,20 @@ def _launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
     return {**shape, "PDL": has_dependent_launch(device)}
 
 
-def _tiling(table: dict[Key, Tiling], x: torch.Tensor, weight: torch.Tensor, width: int) -> Tiling | None:
-    """What the table says, or something that works for small weights; None where the library is to be used."""
+def _tiling(x: torch.Tensor, weight: torch.Tensor, width: int, gated: bool) -> Tiling | None:
+    """None where the library is to be used."""
     if not (x.ndim == 2 and 0 < x.shape[0] <= SMALL_M and x.is_contiguous() and weight.is_contiguous()):
         return None
     if not (runs_here(x) and _multiplies(x) and x.numel() > 0 and width > 0):
         return None
-    size = x.shape[1]
+    rows, size = x.shape
     if weight.numel() <= _SMALL:
-        steps = -(-size // 64)
-        return Tiling(32, 64, split=min(4, max(1, steps // 2)), warps=4, stages=4)
-    return table.get((row_bucket(x.shape[0]), width, size)) if _is_hopper(x.device) else None
+        steps = -(-size // 128)
+        return Tiling(32, 128, split=1 if gated else min(8, max(1, steps // 2)), warps=4, stages=4)
+    chip = _hopper(x.device)
+    if chip is None:
+        return None
+    return gated_tiling(rows, width, size, chip) if gated else linear_tiling(rows, width, size, chip)
 
 
 def _multiplies(x: torch.Tensor) -> bool:
@@ -189,29 +191,36 @@ def _multiplies(x: torch.Tensor) -> bool:
 
 
 @functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+def _hopper(device: torch.device) -> Chip | None:
+    """The chip that the rule was made for; others stay with the library."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    if found.major != 9:
+        return None
+    shared = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    return Chip(found.name, found.multi_processor_count, int(shared))
 
 
 def _takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace | None = None) -> bool:
-    return workspace is not None and _tiling(LINEAR, x, weight, weight.shape[0]) is not None
+    return workspace is not None and _tiling(x, weight, weight.shape[0], False) is not None
 
 
 @linear.kernel("triton", when=_takes, graph_safe=True, uses_workspace=True)
 def linear_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace | None = None
 ) -> torch.Tensor:
-    tiling = _tiling(LINEAR, x, weight, weight.shape[0])
+    tiling = _tiling(x, weight, weight.shape[0], False)
     assert tiling is not None and workspace is not None
     return run_linear(x, weight, bias, tiling, workspace)
 
 
 def _takes_gate_up(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    return bias is None and _tiling(LINEAR_SILU_MUL, x, weight, weight.shape[0] // 2) is not None
+    return bias is None and _tiling(x, weight, weight.shape[0] // 2, True) is not None
 
 
 @linear_silu_mul.kernel("triton", when=_takes_gate_up, graph_safe=True, before=TWO_OPS)
 def linear_silu_mul_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    tiling = _tiling(LINEAR_SILU_MUL, x, weight, weight.shape[0] // 2)
+    tiling = _tiling(x, weight, weight.shape[0] // 2, True)
     assert tiling is not None
-    return run_linear_silu_mul(x, weight, replace(tiling, split=1))
+    return run_linear_silu_mul(x, weight, tiling)

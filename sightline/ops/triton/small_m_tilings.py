@@ -1,12 +1,22 @@
-"""How small-M GEMMs with a matrix are cut into programs, by shape: what `python -m benchmarks.small_m` found on an H200.
+"""How small-M GEMMs are cut into programs: a rule from shape and chip, and what was measured to be better at some shapes.
 
-Those with the weight on the left were timed by hand, in the same way (benchmarks/results/h200/few_rows_steps.json). Shapes that
-are not here, or for which the library was as fast, stay with the library.
+Reading the weight is all that takes time, so the chip must be busy to the end. A multiprocessor holds as many programs as its
+shared memory has room for their stages; where all programs fit at once (one wave) none waits, and where they do not the last
+wave should be nearly full. Narrow weights have few tiles: programs share the sums of one (`split`) until the chip is full.
+
+Where the rule comes from: 45 shapes of ten models, 20 tilings each, on an H200 (benchmarks/results/h200/small_m.json). There
+its choice takes 0.3 to 3 % longer than the best of all, and the library 2 to 11 %. `data/tilings/h200.json` has the shapes at
+which something else is better by more than 2 %.
 """
 
+import functools
+import json
 from dataclasses import dataclass
+from importlib import resources
 
 from sightline.ops.linear import COUNTERS, PARTS
+
+ROW_BUCKETS = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -19,6 +29,27 @@ class Tiling:
     weight_left: bool = False  # the weight is the left operand of the product, for matrix units that want 64 rows there
 
 
+@dataclass(frozen=True)
+class Chip:
+    name: str
+    multiprocessors: int
+    shared_bytes: int  # that the programs of one multiprocessor have together
+
+    def programs_at_once(self, tiling: Tiling, rows: int, gated: bool) -> int:
+        """Of row bucket `rows`: as many as shared memory has room for."""
+        stage = 2 * tiling.inner * (tiling.columns * (2 if gated else 1) + rows)
+        return self.multiprocessors * max(1, self.shared_bytes // (tiling.stages * stage))
+
+
+H200 = Chip("NVIDIA H200", 132, 227 * 1024)
+_INNER = 128  # that rows must be a multiple of: other sizes, which need masks, are slow
+_WIDE = 32768  # columns of a result: an output head
+_DEEP = 8192  # numbers of a row: sums worth sharing among more programs
+_LEAST_STEPS = 6  # of a program, so that its loads overlap
+_LEAST_FULL = 0.72  # of the waves' room; below, the library is as fast
+_MOST_SPLIT = 8
+
+
 def row_bucket(rows: int) -> int:
     """Rows of a tile: what a matrix unit takes at least, or the next power of two."""
     return max(16, 1 << (rows - 1).bit_length())
@@ -29,22 +60,85 @@ def fits_workspace(rows: int, width: int, tiling: Tiling) -> bool:
     return tiling.split == 1 or (tiling.split * rows * width <= PARTS and -(-width // tiling.columns) <= COUNTERS)
 
 
-Key = tuple[int, int, int]  # rows at most (16, 32 or 64), columns of the result, size of a row
+@functools.cache
+def linear_tiling(rows: int, width: int, size: int, chip: Chip = H200) -> Tiling | None:
+    """For a weight [width, size] and up to 64 rows; None where the library is to be used."""
+    bucket = row_bucket(rows)
+    found, tiling = _measured(chip.name, False, bucket, width, size)
+    if not found:
+        tiling = _linear_rule(bucket, width, size, chip)
+    return tiling if tiling is not None and fits_workspace(bucket, width, tiling) else None
 
-LINEAR: dict[Key, Tiling] = {
-    (16, 6144, 4096): Tiling(64, 128, split=1, warps=4, stages=6, weight_left=True),  # qkv
-    (32, 6144, 4096): Tiling(64, 128, split=1, warps=4, stages=6, weight_left=True),  # qkv
-    (16, 4096, 4096): Tiling(64, 128, split=2, warps=4, stages=4, weight_left=True),  # out
-    (32, 4096, 4096): Tiling(64, 128, split=2, warps=4, stages=4, weight_left=True),  # out
-    (16, 4096, 12288): Tiling(64, 128, split=2, warps=4, stages=6, weight_left=True),  # down
-    (32, 4096, 12288): Tiling(64, 128, split=2, warps=4, stages=6, weight_left=True),  # down
-    (64, 4096, 12288): Tiling(64, 128, split=2, warps=8, stages=4),  # down
-    (16, 151936, 4096): Tiling(64, 128, split=1, warps=4, stages=4),  # head
-    (32, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4),  # head
-    (64, 151936, 4096): Tiling(128, 128, split=1, warps=8, stages=4),  # head
-}
-LINEAR_SILU_MUL: dict[Key, Tiling] = {
-    (16, 12288, 4096): Tiling(32, 128, split=1, warps=4, stages=4),  # gate_up
-    (32, 12288, 4096): Tiling(128, 128, split=1, warps=8, stages=3, weight_left=True),  # gate_up
-    (64, 12288, 4096): Tiling(64, 64, split=1, warps=4, stages=4, weight_left=True),  # gate_up
-}
+
+@functools.cache
+def gated_tiling(rows: int, width: int, size: int, chip: Chip = H200) -> Tiling | None:
+    """For gate and up, a weight [2 * width, size]."""
+    bucket = row_bucket(rows)
+    found, tiling = _measured(chip.name, True, bucket, width, size)
+    return tiling if found else _gated_rule(bucket, width, size, chip)
+
+
+def _linear_rule(bucket: int, width: int, size: int, chip: Chip) -> Tiling | None:
+    if size % _INNER:
+        return None
+    if bucket == 64:
+        return Tiling(128, 128, split=1, warps=8, stages=4) if width >= _WIDE else None
+    tiles, steps = -(-width // 64), size // _INNER
+    for stages in (6, 4, 3):
+        tiling = Tiling(64, _INNER, split=1, warps=4, stages=stages, weight_left=True)
+        room = chip.programs_at_once(tiling, bucket, False)
+        if tiles <= room:
+            break
+    else:
+        return Tiling(64, _INNER, split=1, warps=4, stages=4 if bucket == 16 else 3, weight_left=True)
+    if stages < 6:
+        return tiling
+    if steps < _LEAST_STEPS:
+        return None
+    if bucket > 16 and size < _DEEP:
+        room = room * 3 // 4  # adding the parts of more rows up takes longer than is gained
+    split = max(1, min(room // tiles, steps // _LEAST_STEPS, _MOST_SPLIT))
+    return Tiling(64, _INNER, split, warps=4, stages=6, weight_left=True)
+
+
+def _gated_rule(bucket: int, width: int, size: int, chip: Chip) -> Tiling | None:
+    if size % _INNER:
+        return None
+    if bucket == 16:
+        candidates = [Tiling(32, 128, 1, warps=4, stages=3), Tiling(64, 128, 1, warps=4, stages=3, weight_left=True)]
+    else:
+        candidates = [
+            Tiling(64, 64, 1, warps=4, stages=6, weight_left=True),
+            Tiling(64, 64, 1, warps=4, stages=4, weight_left=True),
+        ]
+        if bucket == 32:
+            candidates.append(Tiling(128, 128, 1, warps=8, stages=3, weight_left=True))
+    for tiling in candidates:
+        if -(-width // tiling.columns) <= chip.programs_at_once(tiling, bucket, True):
+            return tiling
+    best = max(candidates, key=lambda tiling: _fullness(tiling, bucket, width, chip))
+    return best if _fullness(best, bucket, width, chip) >= _LEAST_FULL or bucket == 16 else None
+
+
+def _fullness(tiling: Tiling, bucket: int, width: int, chip: Chip) -> float:
+    """Programs as a share of what fits into the waves that they take."""
+    programs, room = -(-width // tiling.columns), chip.programs_at_once(tiling, bucket, True)
+    return programs / (-(-programs // room) * room)
+
+
+def _measured(device: str, gated: bool, bucket: int, width: int, size: int) -> tuple[bool, Tiling | None]:
+    """(whether this was measured, what was best: None is the library)."""
+    table = _table()
+    key = (device, gated, bucket, width, size)
+    return key in table, table.get(key)
+
+
+@functools.cache
+def _table() -> dict[tuple[str, bool, int, int, int], Tiling | None]:
+    found = {}
+    for file in (resources.files("sightline") / "data" / "tilings").iterdir():
+        if file.name.endswith(".json"):
+            data = json.loads(file.read_text(encoding="utf-8"))
+            for bucket, width, size, gated, tiling in data["choices"]:
+                found[data["device"], gated, bucket, width, size] = None if tiling is None else Tiling(*tiling)
+    return found
