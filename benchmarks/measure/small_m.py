@@ -146,7 +146,7 @@ def choose(costs: Sequence[TilingCost]) -> list[Choice]:
 
 
 def data_lines(choices: Sequence[Choice]) -> list[str]:
-    """The entries for sightline/data/tilings: rows at most, columns of the result, size of a row, gated, tiling (none: library)."""
+    """The entries for sightline/data/tilings: rows at most, columns of the result, size of a row, gated, tiling (or null)."""
     return [
         json.dumps(
             [one.bucket, one.matrix.width, one.matrix.size, one.matrix.gated, list(astuple(one.tiling)) if one.gains else None]
