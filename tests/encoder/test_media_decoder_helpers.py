@@ -221,6 +221,15 @@ def test_a_limit_on_time_begins_when_the_helper_has_started(monkeypatch: pytest.
         helper.close()
 
 
+# Red if a helper whose engine is killed while it starts writes a traceback into the log.
+def test_a_helper_whose_engine_is_gone_ends_without_a_word() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        done = subprocess.run(helper_module.COMMAND, stdin=theirs.fileno(), capture_output=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 # Red if a decoder may take all memory of the machine, or an item that does takes the next one with it.
 @LINUX
 def test_memory_of_a_helper_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

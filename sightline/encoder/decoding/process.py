@@ -48,9 +48,10 @@ def main() -> None:
     silence_warnings()
     tasks: queue.SimpleQueue[tuple[DecodeTask, bytes, int]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, tasks), daemon=True).start()
-    send_reply(channel, Started())
-    while True:
-        send_reply(channel, _answer(*tasks.get()))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the engine is gone, and so are we
+        send_reply(channel, Started())
+        while True:
+            send_reply(channel, _answer(*tasks.get()))
 
 
 def _listen(channel: socket.socket, tasks: "queue.SimpleQueue[tuple[DecodeTask, bytes, int]]") -> None:
