@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from sightline.models.fp8 import Fp8Weight
-from sightline.ops.activations import gelu_tanh, silu_mul
-from sightline.ops.fp8 import SIDE_MULTIPLE, fp8_block_linear, fp8_linear
+from sightline.ops.activations import gelu_tanh
+from sightline.ops.fp8 import SIDE_MULTIPLE, fp8_block_linear, fp8_linear, fp8_linear_silu_mul
 from sightline.ops.linear import add_linear, linear, linear_gelu_tanh, linear_silu_mul
 from sightline.ops.rotary import PatchRotary, rotated_projection, vision_rotary
 from sightline.ops.workspace import Workspace
@@ -91,7 +91,7 @@ class Linear(WeightMatrix):
         """The gated form: silu(gate) * up, where gate and up are the halves of the product."""
         if self.weight_scale is None:
             return linear_silu_mul(x, self.weight, self.bias)
-        return silu_mul(self._matmul(x, self.bias))
+        return fp8_linear_silu_mul(x, self.weight, self.weight_scale, self.bias, self.workspace)
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         if self.weight_scale is None:
@@ -109,7 +109,7 @@ class Linear(WeightMatrix):
     def _matmul(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.weight_scale is None:
             return linear(x, self.weight, bias, self.workspace)
-        return (fp8_block_linear if self.has_blocks else fp8_linear)(x, self.weight, self.weight_scale, bias)
+        return (fp8_block_linear if self.has_blocks else fp8_linear)(x, self.weight, self.weight_scale, bias, self.workspace)
 
 
 class TiedHead(nn.Module):

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from sightline.ops.activations import silu_mul
 from sightline.ops.dispatch import EXACT, ExampleMaker, Tolerance, op
+from sightline.ops.linear import SPLIT_SUMS_BYTES, TWO_OPS
+from sightline.ops.workspace import Workspace
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -57,6 +60,15 @@ def _linear_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         weight, scale = _matrix(make, out, size, (out,))
         yield {"x": make.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": None}
         yield {"x": make.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": make.normal(out)}
+    yield from _with_workspace(make, blocks=False)
+
+
+def _with_workspace(make: ExampleMaker, blocks: bool) -> Iterator[dict[str, Any]]:
+    workspace = Workspace("split sums", SPLIT_SUMS_BYTES, make.device)
+    for rows, size, out in ((1, 512, 96), (17, 1024, 80), (64, 256, 48)):
+        weight, scale = _matrix(make, out, size, (-(-out // BLOCK), -(-size // BLOCK)) if blocks else (out,))
+        x = make.normal(rows, size)
+        yield {"x": x, "weight": weight, "weight_scale": scale, "bias": make.normal(out), "workspace": workspace}
 
 
 # Hopper's matrix units add products of 8-bit floats with about 14 bits: some percent of a sum over 4,096.
@@ -64,10 +76,17 @@ _TOLERANCES = {torch.float32: Tolerance(1e-4, 1e-4), torch.bfloat16: Tolerance(5
 
 
 @op(examples=_linear_examples, tolerances=_TOLERANCES)
-def fp8_linear(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
+) -> torch.Tensor:
     """x W^T + bias, x quantised per row.
 
     x [rows, size], weight e4m3 [out, size], weight_scale [out] float32, bias [out] or None. [rows, out] in x's dtype.
+    `workspace`: as for `linear`.
     """
     values, scale = _quantise(x, x.shape[1])
     result = (values.float() @ weight.float().T) * scale * weight_scale
@@ -80,14 +99,24 @@ def has_scaled_mm(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _fits_scaled_mm(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _fits_scaled_mm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
+) -> bool:
     sides = weight.shape[0] % SIDE_MULTIPLE == 0 and weight.shape[1] % SIDE_MULTIPLE == 0
     return x.dtype == torch.bfloat16 and x.numel() > 0 and sides and weight.is_contiguous() and has_scaled_mm(x.device)
 
 
 @fp8_linear.kernel("scaled_mm", when=_fits_scaled_mm, graph_safe=True)
 def fp8_linear_scaled_mm(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
     values, scale = quantise_rows(x, x.shape[1])
     return torch._scaled_mm(
@@ -100,11 +129,16 @@ def _block_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         weight, scale = _matrix(make, out, size, (-(-out // BLOCK), -(-size // BLOCK)))
         yield {"x": make.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": None}
         yield {"x": make.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": make.normal(out)}
+    yield from _with_workspace(make, blocks=True)
 
 
 @op(examples=_block_examples, tolerances=_TOLERANCES)
 def fp8_block_linear(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
     """x W^T + bias, x quantised per 128 numbers of a row.
 
@@ -115,6 +149,39 @@ def fp8_block_linear(
     wide = values.float() * scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
     result = wide @ dequantise_blocks(weight, weight_scale).T
     return (result if bias is None else result + bias.float()).to(x.dtype)
+
+
+def _gated_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for blocks in (False, True):
+        for example in _with_workspace(make, blocks):
+            yield {**example, "bias": None}
+            yield {**example, "bias": None, "workspace": None}
+
+
+@op(examples=_gated_examples, tolerances=_TOLERANCES)
+def fp8_linear_silu_mul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
+) -> torch.Tensor:
+    """silu(gate) * up, where gate and up are the halves of `fp8_linear`'s product, or of `fp8_block_linear`'s."""
+    product = fp8_linear.definition if weight_scale.ndim == 1 else fp8_block_linear.definition
+    gate, up = product(x, weight, weight_scale, bias).chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@fp8_linear_silu_mul.kernel(TWO_OPS, when=lambda x, *_, **__: x.is_cuda, graph_safe=True)
+def fp8_linear_silu_mul_in_two(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
+) -> torch.Tensor:
+    product = fp8_linear if weight_scale.ndim == 1 else fp8_block_linear
+    return silu_mul(product(x, weight, weight_scale, bias, workspace))
 
 
 def dequantise_blocks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

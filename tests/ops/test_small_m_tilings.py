@@ -44,6 +44,16 @@ def test_weights_of_every_size_have_a_tiling(rows: int) -> None:
                 assert 2 * one.inner * one.stages * (both * one.columns + row_bucket(rows)) <= H200.shared_bytes
 
 
+# Red if 8-bit weights, per channel (256 numbers at a time) or in blocks (128), have none, or one that does not fit.
+@pytest.mark.parametrize("inner", [128, 256])
+@pytest.mark.parametrize("rows", [1, 32, 64])
+def test_weights_of_8_bits_have_a_tiling(rows: int, inner: int) -> None:
+    for width, size in shapes(200):
+        for one, both in ((linear_tiling(rows, width, size, 1, inner), 1), (gated_tiling(rows, width, size, 1, inner), 2)):
+            assert one is not None and one.inner in (128, inner) and size % one.inner == 0
+            assert one.inner * one.stages * (both * one.columns + row_bucket(rows)) <= H200.shared_bytes
+
+
 # Red if programs wait for a second wave where all could run at once.
 @pytest.mark.parametrize("rows", [1, 32])
 def test_programs_fit_into_one_wave_where_they_can(rows: int) -> None:
@@ -58,7 +68,7 @@ def test_programs_fit_into_one_wave_where_they_can(rows: int) -> None:
 # Red if the number of multiprocessors is not asked for.
 def test_a_smaller_chip_shares_sums_less() -> None:
     small = Chip("half", H200.multiprocessors // 2, H200.shared_bytes)
-    large, half = linear_tiling(1, 2048, 8192), linear_tiling(1, 2048, 8192, small)
+    large, half = linear_tiling(1, 2048, 8192), linear_tiling(1, 2048, 8192, chip=small)
     assert large is not None and half is not None and large.split == 4 and half.split == 2
 
 

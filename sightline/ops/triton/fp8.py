@@ -6,6 +6,8 @@ import triton.language as tl
 
 from sightline.ops.fp8 import BLOCK, FP8, INVERSE, SMALLEST_MAXIMUM, fp8_block_linear, quantise_rows
 from sightline.ops.triton import next_power_of_2, runs_here
+from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
+from sightline.ops.workspace import Workspace
 
 _MOST = 32768  # numbers that share a scale, which a program holds at once
 _TILE = 2048  # numbers of one program where groups are small
@@ -14,9 +16,10 @@ _TILE = 2048  # numbers of one program where groups are small
 @triton.jit
 def _quantise(
     x, values, scales, row_stride, size, groups, group: tl.constexpr, INVERSE: tl.constexpr, SMALLEST: tl.constexpr,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program takes GROUPS groups of one row, each laid out in BLOCK places."""
+    wait_for_dependencies(PDL)
     row = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     offset = tl.arange(0, BLOCK)
@@ -43,7 +46,7 @@ def quantise_rows_triton(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
     several = min(next_power_of_2(groups), max(1, _TILE // block))
     _quantise[(rows, -(-groups // several))](
         x, values, scales, x.stride(0), size, groups, group, INVERSE, SMALLEST_MAXIMUM, several, block,
-        num_warps=min(16, max(1, several * block // 512)),
+        num_warps=min(16, max(1, several * block // 512)), **dependent_launch(rows, x.device),
     )  # fmt: skip
     return values, scales
 
@@ -76,7 +79,13 @@ def _block_matmul(
     )
 
 
-def _fits(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _fits(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
+) -> bool:
     contiguous = weight.is_contiguous() and weight_scale.is_contiguous()
     return x.ndim == 2 and x.numel() > 0 and contiguous and weight.shape[1] % 16 == 0 and _takes_fp8(x)
 
@@ -90,7 +99,11 @@ def _takes_fp8(x: torch.Tensor) -> bool:
 
 @fp8_block_linear.kernel("triton", when=_fits, graph_safe=True)
 def fp8_block_linear_triton(
-    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
     values, scale = quantise_rows(x, BLOCK)
     rows, size = x.shape

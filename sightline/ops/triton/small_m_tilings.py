@@ -35,14 +35,14 @@ class Chip:
     multiprocessors: int
     shared_bytes: int  # that the programs of one multiprocessor have together
 
-    def programs_at_once(self, tiling: Tiling, rows: int, gated: bool) -> int:
+    def programs_at_once(self, tiling: Tiling, rows: int, gated: bool, itemsize: int = 2) -> int:
         """Of row bucket `rows`: as many as shared memory has room for."""
-        stage = 2 * tiling.inner * (tiling.columns * (2 if gated else 1) + rows)
+        stage = itemsize * tiling.inner * (tiling.columns * (2 if gated else 1) + rows)
         return self.multiprocessors * max(1, self.shared_bytes // (tiling.stages * stage))
 
 
 H200 = Chip("NVIDIA H200", 132, 227 * 1024)
-_INNER = 128  # that rows must be a multiple of: other sizes, which need masks, are slow
+_INNER = 128  # numbers that rows must be a multiple of: other sizes, which need masks, are slow
 _WIDE = 32768  # columns of a result: an output head
 _DEEP = 8192  # numbers of a row: sums worth sharing among more programs
 _LEAST_STEPS = 6  # of a program, so that its loads overlap
@@ -61,36 +61,40 @@ def fits_workspace(rows: int, width: int, tiling: Tiling) -> bool:
 
 
 @functools.cache
-def linear_tiling(rows: int, width: int, size: int, chip: Chip = H200) -> Tiling | None:
-    """For a weight [width, size] and up to 64 rows; None where the library is to be used."""
+def linear_tiling(rows: int, width: int, size: int, itemsize: int = 2, inner: int = 128, chip: Chip = H200) -> Tiling | None:
+    """For a weight [width, size] and up to 64 rows; None where the library is to be used.
+
+    Programs take `inner` numbers of a row at a time, or half as many if that does not divide a row.
+    """
     bucket = row_bucket(rows)
-    found, tiling = _measured(chip.name, False, bucket, width, size)
+    found, tiling = _measured(chip.name, False, bucket, width, size) if itemsize == 2 else (False, None)
     if not found:
-        tiling = _linear_rule(bucket, width, size, chip)
+        tiling = _linear_rule(bucket, width, size, chip, itemsize, inner)
     return tiling if tiling is not None and fits_workspace(bucket, width, tiling) else None
 
 
 @functools.cache
-def gated_tiling(rows: int, width: int, size: int, chip: Chip = H200) -> Tiling | None:
+def gated_tiling(rows: int, width: int, size: int, itemsize: int = 2, inner: int = 128, chip: Chip = H200) -> Tiling | None:
     """For gate and up, a weight [2 * width, size]."""
     bucket = row_bucket(rows)
-    found, tiling = _measured(chip.name, True, bucket, width, size)
-    return tiling if found else _gated_rule(bucket, width, size, chip)
+    found, tiling = _measured(chip.name, True, bucket, width, size) if itemsize == 2 else (False, None)
+    return tiling if found else _gated_rule(bucket, width, size, chip, itemsize, inner)
 
 
-def _linear_rule(bucket: int, width: int, size: int, chip: Chip) -> Tiling | None:
-    if size % _INNER:
+def _linear_rule(bucket: int, width: int, size: int, chip: Chip, itemsize: int = 2, inner: int = 128) -> Tiling | None:
+    inner = _divisor(size, inner)
+    if not inner:
         return None
-    if bucket == 64:
-        return Tiling(128, 128, split=1, warps=8, stages=4) if width >= _WIDE else None
-    tiles, steps = -(-width // 64), size // _INNER
+    if bucket == 64 and itemsize == 2:
+        return Tiling(128, inner, split=1, warps=8, stages=4) if width >= _WIDE else None
+    tiles, steps = -(-width // 64), size // inner
     for stages in (6, 4, 3):
-        tiling = Tiling(64, _INNER, split=1, warps=4, stages=stages, weight_left=True)
-        room = chip.programs_at_once(tiling, bucket, False)
+        tiling = Tiling(64, inner, split=1, warps=4, stages=stages, weight_left=True)
+        room = chip.programs_at_once(tiling, bucket, False, itemsize)
         if tiles <= room:
             break
     else:
-        return Tiling(64, _INNER, split=1, warps=4, stages=4 if bucket == 16 else 3, weight_left=True)
+        return Tiling(64, inner, split=1, warps=4, stages=4 if bucket == 16 else 3, weight_left=True)
     if stages < 6:
         return tiling
     if steps < _LEAST_STEPS:
@@ -98,31 +102,38 @@ def _linear_rule(bucket: int, width: int, size: int, chip: Chip) -> Tiling | Non
     if bucket > 16 and size < _DEEP:
         room = room * 3 // 4  # adding the parts of more rows up takes longer than is gained
     split = max(1, min(room // tiles, steps // _LEAST_STEPS, _MOST_SPLIT))
-    return Tiling(64, _INNER, split, warps=4, stages=6, weight_left=True)
+    return Tiling(64, inner, split, warps=4, stages=6, weight_left=True)
 
 
-def _gated_rule(bucket: int, width: int, size: int, chip: Chip) -> Tiling | None:
-    if size % _INNER:
+def _gated_rule(bucket: int, width: int, size: int, chip: Chip, itemsize: int = 2, inner: int = 128) -> Tiling | None:
+    inner = _divisor(size, inner)
+    if not inner:
         return None
+    half = inner if inner * itemsize <= 128 else inner // 2  # bytes of a row
     if bucket == 16:
-        candidates = [Tiling(32, 128, 1, warps=4, stages=3), Tiling(64, 128, 1, warps=4, stages=3, weight_left=True)]
+        candidates = [Tiling(32, inner, 1, warps=4, stages=3), Tiling(64, inner, 1, warps=4, stages=3, weight_left=True)]
     else:
         candidates = [
-            Tiling(64, 64, 1, warps=4, stages=6, weight_left=True),
-            Tiling(64, 64, 1, warps=4, stages=4, weight_left=True),
+            Tiling(64, half, 1, warps=4, stages=6, weight_left=True),
+            Tiling(64, half, 1, warps=4, stages=4, weight_left=True),
         ]
         if bucket == 32:
-            candidates.append(Tiling(128, 128, 1, warps=8, stages=3, weight_left=True))
+            candidates.append(Tiling(128, inner, 1, warps=8, stages=3, weight_left=True))
     for tiling in candidates:
-        if -(-width // tiling.columns) <= chip.programs_at_once(tiling, bucket, True):
+        if -(-width // tiling.columns) <= chip.programs_at_once(tiling, bucket, True, itemsize):
             return tiling
-    best = max(candidates, key=lambda tiling: _fullness(tiling, bucket, width, chip))
-    return best if _fullness(best, bucket, width, chip) >= _LEAST_FULL or bucket == 16 else None
+    best = max(candidates, key=lambda tiling: _fullness(tiling, bucket, width, chip, itemsize))
+    return best if _fullness(best, bucket, width, chip, itemsize) >= _LEAST_FULL or bucket == 16 or itemsize == 1 else None
 
 
-def _fullness(tiling: Tiling, bucket: int, width: int, chip: Chip) -> float:
+def _divisor(size: int, inner: int) -> int:
+    """What of `inner` numbers, or half of them, divides a row; 0 if neither does or that is less than a cache line has."""
+    return next((number for number in (inner, inner // 2) if number >= _INNER and not size % number), 0)
+
+
+def _fullness(tiling: Tiling, bucket: int, width: int, chip: Chip, itemsize: int) -> float:
     """Programs as a share of what fits into the waves that they take."""
-    programs, room = -(-width // tiling.columns), chip.programs_at_once(tiling, bucket, True)
+    programs, room = -(-width // tiling.columns), chip.programs_at_once(tiling, bucket, True, itemsize)
     return programs / (-(-programs // room) * room)
 
 
