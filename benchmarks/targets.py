@@ -18,6 +18,7 @@ from sightline.errors import ConfigError, UserError
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--only", metavar="KEY,...", help="take these figures only (default: all)")
+    parser.add_argument("--name", default="", metavar="TEXT", help="of the model, for keys: ttft_ms.TEXT.560 (default: none)")
     parser.add_argument("--list", action="store_true", help="measure nothing: print commands, and what --summary has")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG to draw, all figures as shares of their targets")
     add_server_flags(parser)
@@ -25,7 +26,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from benchmarks.measure.target_jobs import JOBS
+    from benchmarks.measure.target_jobs import JOBS, named
     from benchmarks.measure.target_table import figure_table
     from sightline.bench.summary import values_of
 
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     found, failures = _measure(arguments, keys)
     shown = {**(values_of(arguments.summary) if arguments.summary is not None else {}), **found}
-    print("\n" + figure_table(shown, None if arguments.summary is not None else keys))
+    print("\n" + figure_table(shown, None if arguments.summary is not None else [named(key, arguments.name) for key in keys]))
     _draw(arguments, shown)
     for key, failure in failures.items():
         print(f"{key} was not taken: {failure}")
@@ -60,7 +61,7 @@ def _draw(arguments: argparse.Namespace, values: dict[str, float]) -> None:
 
 def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, float], dict[str, str]]:
     """Figures, and what went wrong. Each figure is kept as soon as it is there."""
-    from benchmarks.measure.target_jobs import JOBS, NoFigureError, figures_of
+    from benchmarks.measure.target_jobs import JOBS, NoFigureError, figures_of, named
     from benchmarks.measure.target_table import as_fields
     from sightline.bench.summary import add_to_summary
 
@@ -72,12 +73,13 @@ def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, 
     for number, key in enumerate(keys):
         try:
             records[key] = _record(arguments, JOBS[key], seed + number)
-            new = figures_of(key, records[key])
+            new = {named(one, arguments.name): value for one, value in figures_of(key, records[key]).items()}
             found |= new
         except (NoFigureError, UserError) as error:
             failures[key] = str(error)
-        print(f"{key:22s} {found[key]:12,.2f}" if key in found else f"{key:22s} {failures[key]}", flush=True)
-        if arguments.summary is not None and key in found:
+        kept = found.get(named(key, arguments.name))
+        print(f"{key:22s} {kept:12,.2f}" if kept is not None else f"{key:22s} {failures[key]}", flush=True)
+        if arguments.summary is not None and kept is not None:
             add_to_summary(arguments.summary, new, f"sightline bench {JOBS[key]}", device)
         if arguments.json is not None:
             about = {"benchmark": "targets", "device": device, "seed": seed}

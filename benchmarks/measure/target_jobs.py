@@ -19,6 +19,9 @@ JOBS = {
     "ttft_ms.20x960x1280": f"serve --image-resolution 960x1280 --image-count 20 --num-prompts 3 --num-warmups 1 {_ONE}",
     "serve_rps.560": f"serve --num-prompts 256 --num-warmups 32 --output-len 1 {_LOAD}",
     "decode_tok_s.32": f"serve --num-prompts 64 --num-warmups 32 --output-len 256 {_LOAD}",
+    "decode_tok_s.96": f"serve --num-prompts 192 --num-warmups 96 --output-len 256 {_LOAD.replace('32', '96', 1)}",
+    "text_tok_s.128": "serve --dataset-name text --num-prompts 256 --num-warmups 128 --max-concurrency 128 --ignore-eos "
+    "--input-len 512 --output-len 128 --image-quality 90",
     "ttft_ms.64x1080p": f"serve --image-resolution 1080p --image-count 64 --num-prompts 1 --num-warmups 0 {_ONE}",
     "probe_images.2k": "probe --resolutions 2k --counts 8 64 --image-quality 90 --output-len 1 --gpu-memory",
 }
@@ -28,7 +31,14 @@ _SERVE_FIELDS = {
     "repeat_ttft_ms": "median_ttft_ms",
     "serve_rps": "request_throughput",
     "decode_tok_s": "output_throughput",
+    "text_tok_s": "output_throughput",
 }
+
+
+def named(key: str, model: str) -> str:
+    """The key of another model's figure: ttft_ms.560 of qwen2.5-vl-7b is ttft_ms.qwen2.5-vl-7b.560."""
+    kind, _, size = key.partition(".")
+    return f"{kind}.{model}.{size}" if model else key
 
 
 class NoFigureError(Exception):

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.measure.target_jobs import named
 from sightline.bench.load.tables import Cell, table
 
 
 @dataclass(frozen=True)
 class TargetFigure:
-    """Qwen3-VL-8B sizes, random weights, bf16. What others were not measured at is None."""
+    """Random weights, bf16; keys without a model's name are of Qwen3-VL-8B. What others were not measured at is None."""
 
     key: str
     what: str
@@ -35,7 +36,7 @@ def _last_round(size: str, reach: float, sglang: float, vllm: float) -> TargetFi
     return TargetFigure(f"round7_ttft_ms.{size}", "8 images sent, the last one new", reach, sglang, vllm)
 
 
-TARGETS = (
+_OF_8B = (
     _tower("560", 3.5, None, 20.0),
     _tower("720p", 10.0, 17.0, 24.0),
     _tower("1080p", 30.0, 39.0, 58.0),
@@ -64,8 +65,64 @@ TARGETS = (
     _ttft("64x1080p", 16_000.0, 20_420.0, 27_194.0, "one request, 64 fresh JPEGs"),
     TargetFigure("serve_rps.560", "256 requests, 1 token out, 32 at once", 65.0, 56.2, 35.9, at_least=True),
     TargetFigure("decode_tok_s.32", "64 requests, 256 tokens out, 32 at once", 4500.0, 3336.0, 3192.0, at_least=True),
+    TargetFigure("decode_tok_s.96", "192 requests, 256 tokens out, 96 at once", 8300.0, 6396.0, 5544.0, at_least=True),
+    TargetFigure("text_tok_s.128", "text alone: 512 tokens in, 128 out, 128 at once", 6250.0, 5433.0, 5722.0, at_least=True),
     TargetFigure("probe_images.2k", "fresh images in one request", 64.0, at_least=True),
     TargetFigure("start_s", "process start to first answer, second start", 25.0, 57.0, 179.0),
+)
+
+
+def _of(
+    model: str,
+    reach: Mapping[str, float],
+    sglang: Mapping[str, float] | None = None,
+    vllm: Mapping[str, float] | None = None,
+) -> tuple[TargetFigure, ...]:
+    """The same figures of another model."""
+    about = {figure.key: figure for figure in _OF_8B}
+    return tuple(
+        TargetFigure(
+            named(key, model),
+            f"{model}: {about[key].what}",
+            value,
+            (sglang or {}).get(key),
+            (vllm or {}).get(key),
+            at_least=about[key].at_least,
+        )
+        for key, value in reach.items()
+    )
+
+
+_SIZES = ("ttft_ms.560", "ttft_ms.720p", "ttft_ms.1080p", "ttft_ms.2k")
+_LOADS = ("serve_rps.560", "decode_tok_s.32", "decode_tok_s.96", "text_tok_s.128")
+_STEPS = ("decode_ms.1", "decode_ms.32", "decode_ms.128")
+_PROMPTS = ("prefill_ms.2048", "prefill_ms.8192")
+_HTTP = _SIZES + _LOADS
+
+
+def _values(keys: Sequence[str], *values: float) -> dict[str, float]:
+    return dict(zip(keys, values, strict=True))
+
+
+TARGETS = (
+    *_OF_8B,
+    *_of(
+        "qwen2.5-vl-7b",
+        _values(_STEPS + _HTTP, 4.05, 4.63, 6.47, 21, 46, 96, 168, 66, 5000, 8600, 7400),
+        _values(_HTTP, 86, 99, 146, 242, 49.4, 4018, 6892, 6727),
+    ),
+    *_of("fp8", _values(_STEPS + _SIZES + _LOADS[:2], 2.8, 4.0, 8.0, 16, 28, 60, 120, 118, 6600)),
+    *_of(
+        "30b",
+        _values(_STEPS + _PROMPTS + _SIZES + _LOADS[:3], 2.7, 15.5, 20.5, 36, 140, 22, 36, 75, 140, 85, 5600, 8500),
+        _values(_HTTP, 170, 163, 194, 244, 48.8, 3889, 5592, 6157),
+        _values(_HTTP, 79, 154, 268, 457, 45.3, 2756, 5274, 6594),
+    ),
+    *_of(
+        "q35-9b",
+        _values(_STEPS + _PROMPTS + _SIZES + _LOADS[:3], 4.8, 6.2, 10.2, 50, 205, 24, 42, 90, 170, 70, 4700, 8000),
+        _values(_HTTP, 85, 79, 144, 255, 42.9, 3612, 5781, 5087),
+    ),
 )
 
 
