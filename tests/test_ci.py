@@ -1,8 +1,11 @@
-""".ci/run: installs a Chromium where it can, says so where it cannot, and runs the tests in either case."""
+""".ci/run: installs a Chromium where it can, says so where it cannot, and runs the tests in either case; what `./run test` does about
+tests that fail beside others."""
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +62,55 @@ def test_chromium_is_installed_by_apt(clone: Path, works: bool) -> None:
     assert ("E: no such package" in said) is not works
     update, install = (clone / "calls").read_text().splitlines()
     assert update.endswith(" update") and install.endswith(" install --yes --no-install-recommends chromium")
+
+
+# ---- ./run test: a few tests that fail beside others are run again alone
+
+
+def run_tests(folder: Path, first: int, failed: list[str], alone: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`./run test` where ruff and mypy are content, and pytest ends with `first`, then with `alone`."""
+    shutil.copy(ROOT / "run", folder / "run")
+    for name in ("pyproject.toml", "constraints.txt", "requirements/test.lock"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    cache = folder / ".pytest_cache" / "v" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text(json.dumps(dict.fromkeys(failed, True)))
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    script(
+        folder / ".venv" / "bin" / "python",
+        f"""case "$*" in
+  "-m ruff"* | "-m mypy"*) ;;
+  "-m pytest"*--last-failed*) echo "alone: $*"; exit {alone} ;;
+  "-m pytest"*) exit {first} ;;
+  *) exec {sys.executable} "$@" ;;
+esac""",
+    )
+    stamp = f'echo "{folder} $(cat pyproject.toml constraints.txt requirements/*.lock | cksum)" > .venv/.ready-for-test'
+    subprocess.run(["bash", "-c", stamp], cwd=folder, check=True)
+    return subprocess.run([str(folder / "run"), "test", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_what_fails_beside_others_and_passes_alone_is_named_and_passes(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, 1, ["tests/a.py::test_b"], 0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/a.py::test_b" in done.stdout and "alone: -m pytest -n 0 --last-failed" in done.stdout
+
+
+def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
+    assert run_tests(tmp_path, 1, ["tests/a.py::test_b"], 1).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "arguments"),
+    [(1, 6, ()), (2, 1, ()), (1, 1, ("-x",))],
+    ids=["many at once", "a run that was cut short", "one that was asked for in part"],
+)
+def test_no_other_failure_is_tried_again(tmp_path: Path, code: int, failed: int, arguments: tuple[str, ...]) -> None:
+    done = run_tests(tmp_path, code, [f"tests/a.py::test_{number}" for number in range(failed)], 0, *arguments)
+    assert done.returncode == code and "alone:" not in done.stdout, done.stdout + done.stderr
+
+
+def test_tests_that_pass_are_not_run_twice(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, 0, [], 0)
+    assert done.returncode == 0 and "alone:" not in done.stdout, done.stdout + done.stderr
