@@ -269,18 +269,26 @@ def _quantise_rows(at: Setting) -> Iterator[KernelCase]:
         yield KernelCase(f"{rows}x{size}", partial(make, rows), rows * (size * (at.itemsize + 1) + 4))
 
 
-def _fp8_linear(at: Setting, blocks: bool) -> Iterator[KernelCase]:
-    size, out = at.spec.text.hidden_size, 2 * at.spec.text.gated_mlp.intermediate_size
+def _fp8_linear(at: Setting, blocks: bool, gated: bool = False) -> Iterator[KernelCase]:
+    inner, size = at.spec.text.gated_mlp.intermediate_size, at.spec.text.hidden_size
+    out = 2 * inner
     scales = (-(-out // BLOCK), -(-size // BLOCK)) if blocks else (out,)
+    workspace = Workspace("split sums", SPLIT_SUMS_BYTES, at.device)
 
     def make(rows: int) -> Arguments:
         weight = (100 * at.normal(out, size, dtype=torch.float32)).clamp(-448, 448).to(FP8)
         scale = 0.01 * size**-0.5 * (0.5 + at.normal(*scales, dtype=torch.float32).abs())
-        return {"x": at.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": None}
+        return {"x": at.normal(rows, size), "weight": weight, "weight_scale": scale, "bias": None, "workspace": workspace}
 
     for rows in at.sizes.rows:
-        moved = size * out + at.itemsize * rows * (size + out)
+        moved = size * out + at.itemsize * rows * (size + (inner if gated else out))
         yield KernelCase(f"{rows}x{size} to {out}", partial(make, rows), moved, 2.0 * rows * size * out, speed=2.0)
+
+
+def _fp8_linear_silu_mul(at: Setting) -> Iterator[KernelCase]:
+    for blocks in (False, True):
+        for case in _fp8_linear(at, blocks, gated=True):
+            yield replace(case, shape=f"{case.shape}, a scale per {'block' if blocks else 'channel'}")
 
 
 def _rotary(at: Setting) -> Iterator[KernelCase]:
@@ -316,4 +324,5 @@ TEXT_SHAPES: dict[str, Maker] = {
     "quantise_rows": _quantise_rows,
     "fp8_linear": partial(_fp8_linear, blocks=False),
     "fp8_block_linear": partial(_fp8_linear, blocks=True),
+    "fp8_linear_silu_mul": _fp8_linear_silu_mul,
 }

@@ -95,10 +95,10 @@ def steps_with_states() -> None:
     for lengths in ((2,), (333,), (1024, 1), (70, 1, 1), (5, 9) * 40, (1,) * 9 + (300,), (1,) * 150, (1,) * 20, (1,)):
         tokens, slots = sum(lengths), len(lengths)
         sequences, states = new_sequences(maker, lengths, (False,) * slots, slots)
-        x, kept = maker.normal(tokens, 256), maker.normal(slots, 3, 192)
-        mixed = by_triton("causal_conv", x[:, :192], maker.normal(192, 4), kept, sequences, states)
+        x, kept = maker.normal(tokens, 384), maker.normal(slots, 3, 320)
+        mixed = by_triton("causal_conv", x[:, :320], maker.normal(320, 4), kept, sequences, states)
         rates, own = maker.normal(tokens, 8), (maker.normal(4, **float32), maker.normal(4, **float32))
-        state = maker.normal(slots, 4, 16, 32, **float32)
+        state = maker.normal(slots, 4, 16, 64, **float32)
         by_triton("gated_delta_rule", mixed, rates[:, :4], rates[:, 4:], *own, state, sequences, states)
 
 
