@@ -1,5 +1,5 @@
-""".ci/run: installs a Chromium where it can, says so where it cannot, and runs the tests in either case. ./run test: what it does
-about tests that fail beside others."""
+""".ci/run installs a Chromium where it can, says so where it cannot, and runs the tests in either case. What ./run test does about
+tests that fail beside others."""
 
 import json
 import os
