@@ -1,4 +1,4 @@
-""".ci/run installs a Chromium where it can, says so where it cannot, and runs the tests in either case. What ./run test does about
+""".ci/run installs a Chromium where it can, says so where it cannot, and runs the tests in either case. How ./run test treats
 tests that fail beside others."""
 
 import json
