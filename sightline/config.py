@@ -223,6 +223,11 @@ class EngineConfig:
     kv_cache_gb: float | None = setting(
         None, "Memory for keys and values in GB; by default 1 GB on a CPU, and what gpu_memory_utilization leaves on a GPU."
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+        "auto",
+        "Numbers that keys and values are kept in: 'auto' is the model's, 'fp8' 8-bit floats with a scale per token and head, "
+        "nearly twice the tokens in the same memory (docs/quantization.md).",
+    )
     gpu_memory_utilization: float = setting(0.9, "Share of the GPU's memory that model and caches may take together.")
     enable_prefix_caching: bool = setting(True, "Whether requests share keys and values of equal beginnings.")
     embedding_cache_gb: float | None = setting(

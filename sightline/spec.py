@@ -179,8 +179,9 @@ class PagedCacheSpec:
     num_kv_heads: int
     head_dim: int
 
-    def token_bytes(self, itemsize: int) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * itemsize
+    def token_bytes(self, itemsize: int, quantised: bool = False) -> int:
+        """`quantised`: in 8-bit floats, with a float32 scale per head."""
+        return 2 * self.num_kv_heads * (self.head_dim + 4 if quantised else self.head_dim * itemsize)
 
 
 @dataclass(frozen=True)
@@ -302,10 +303,10 @@ class TextSpec:
         """Of the first layer that has some; None if none does."""
         return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertsSpec)), None)
 
-    def token_bytes(self, itemsize: int) -> int:
+    def token_bytes(self, itemsize: int, quantised: bool = False) -> int:
         """Of keys and values, in all layers that keep them."""
         kept = (layer.mixer.cache for layer in self.layers)
-        return sum(cache.token_bytes(itemsize) for cache in kept if isinstance(cache, PagedCacheSpec))
+        return sum(cache.token_bytes(itemsize, quantised) for cache in kept if isinstance(cache, PagedCacheSpec))
 
     def state_bytes(self, itemsize: int) -> int:
         """Of a sequence's states, in all layers that keep one; 0 if none does."""

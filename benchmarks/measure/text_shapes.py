@@ -12,6 +12,7 @@ from benchmarks.measure.kernel_case import Arguments, KernelCase, Maker, Setting
 from sightline.config import EngineConfig
 from sightline.ops.fp8 import BLOCK, FP8
 from sightline.ops.linear import SPLIT_SUMS_BYTES
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.pages import gathered_bytes, rows_of
 from sightline.ops.qkv import HeadNorms
 from sightline.ops.rotary import RotaryAngles, RotaryTable, TextRotation, make_rotary_table, mrope_axes
@@ -129,6 +130,12 @@ def _rotary_table(at: Setting) -> RotaryTable:
     return make_rotary_table(40_000, rope.rotary_dim, rope.theta, at.device)
 
 
+def _cache(at: Setting, pages: int) -> PagedCache:
+    attention = at.spec.text.attention
+    shape = (pages, EngineConfig().page_size, attention.num_kv_heads, attention.head_dim)
+    return PagedCache(at.normal(*shape), at.normal(*shape))
+
+
 def _rotate_and_store(at: Setting) -> Iterator[KernelCase]:
     attention, table = at.spec.text.attention, _rotary_table(at)
 
@@ -137,8 +144,7 @@ def _rotate_and_store(at: Setting) -> Iterator[KernelCase]:
         pages = -(-rows // page_size) + 1
         return {
             **_projection(at, rows, table),
-            "k_cache": at.normal(pages, page_size, attention.num_kv_heads, attention.head_dim),
-            "v_cache": at.normal(pages, page_size, attention.num_kv_heads, attention.head_dim),
+            "cache": _cache(at, pages),
             "slots": torch.arange(rows, device=at.device),
         }
 
@@ -195,11 +201,9 @@ def _paged(at: Setting, queries: int, contexts: tuple[int, ...], shape: str) -> 
     def make() -> Arguments:
         order = torch.randperm(sum(pages), device=at.device).to(torch.int32)
         table = torch.nn.utils.rnn.pad_sequence(order.split(pages), batch_first=True)
-        cache = (sum(pages), page_size, attention.num_kv_heads, attention.head_dim)
         return {
             "q": at.normal(len(contexts) * queries, attention.num_heads, attention.head_dim),
-            "k_cache": at.normal(*cache),
-            "v_cache": at.normal(*cache),
+            "cache": _cache(at, sum(pages)),
             "sequences": PagedSequences(
                 page_table=table.contiguous(),
                 query_starts=at.tensor(list(range(0, (len(contexts) + 1) * queries, queries))),
@@ -229,14 +233,13 @@ def _gather_pages(at: Setting) -> Iterator[KernelCase]:
 
     def make(context: int) -> Arguments:
         pages = -(-context // page_size)
-        cache = (pages, page_size, attention.num_kv_heads, attention.head_dim)
         return {
-            "k_cache": at.normal(*cache),
-            "v_cache": at.normal(*cache),
+            "cache": _cache(at, pages),
             "page_table": torch.randperm(pages, device=at.device).to(torch.int32)[None],
             "context_lengths": at.tensor([context]),
             "context_lengths_host": (context,),
             "multiple": 128,
+            "dtype": at.dtype,
             "workspace": _to_gather(at, (context,)),
         }
 

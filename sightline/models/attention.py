@@ -3,13 +3,14 @@
 import torch
 from torch import nn
 
-from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices, PagedCache
+from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
 from sightline.models.layers import RMSNorm
 from sightline.models.linear import Linear
 from sightline.models.rotary_tables import RotaryTables
 from sightline.ops.activations import sigmoid_mul
 from sightline.ops.attention import paged_attention
 from sightline.ops.new_tokens import attend_new_tokens
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.qkv import HeadNorms, rotate_and_store
 from sightline.ops.rotary import RotaryTable, TextRotation
 from sightline.ops.sequences import PagedSequences
@@ -53,11 +54,9 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         if logits_indices is not None and not batch.sequences.one_query_each:
-            q = rotate_and_store(qkv, norms, rotation, cache.keys, cache.values, batch.slots)
+            q = rotate_and_store(qkv, norms, rotation, cache, batch.slots)
             return _attend_for_logits(logits_indices, q, batch.sequences.page_table, cache).flatten(1)
-        attended = attend_new_tokens(
-            qkv, norms, rotation, cache.keys, cache.values, batch.slots, batch.sequences, batch.split_kv
-        ).flatten(1)
+        attended = attend_new_tokens(qkv, norms, rotation, cache, batch.slots, batch.sequences, batch.split_kv).flatten(1)
         return attended if logits_indices is None else attended[logits_indices.index]
 
 
@@ -74,4 +73,4 @@ def _attend_for_logits(
         (1,) * len(logits_indices.index),
         logits_indices.context_lengths_host,
     )
-    return paged_attention(q[logits_indices.index], cache.keys, cache.values, single)
+    return paged_attention(q[logits_indices.index], cache, single)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.sequences import PagedSequences, StateIndices
 from sightline.ops.split_kv import SplitKV
 
@@ -32,14 +33,6 @@ class ForwardBatch:
     logits_indices: LogitsIndices
     split_kv: SplitKV | None = None  # where contexts are of very different lengths
     states: StateIndices | None = None  # where a layer keeps states
-
-
-@dataclass(frozen=True)
-class PagedCache:
-    """Keys and values of one decoder layer. [pages, page_size, kv_heads, head_dim] each."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
+from sightline.ops.paged_cache import PagedCache, quantised_cache
 from sightline.ops.pages import gathered_bytes, rows_of
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.workspace import Workspace
@@ -113,12 +114,6 @@ def _runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         index = end
 
 
-def kv_store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Writes each token's key and value to its slot. k, v [tokens, kv_heads, head_dim], slots [tokens] int64, distinct."""
-    k_cache.flatten(0, 1)[slots] = k
-    v_cache.flatten(0, 1)[slots] = v
-
-
 def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     cases = (
         # heads, kv_heads, head_dim, page_size, query lengths, context lengths (queries included)
@@ -142,45 +137,38 @@ def _paged_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         for length in queries:
             starts.append(starts[-1] + length)
         workspace = Workspace("gathered", gathered_bytes(rows_of(contexts, 128), kv_heads, head_dim, make.dtype), make.device)
-        yield {
+        cache = PagedCache(*(make.normal(len(pages), page_size, kv_heads, head_dim) for _ in range(2)))
+        example = {
             "q": make.normal(starts[-1], heads, head_dim),
-            "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
-            "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
+            "cache": cache,
             "sequences": PagedSequences(table, make.tensor(starts), make.tensor(contexts), queries, contexts, workspace),
         }
+        yield example
+        yield {**example, "cache": quantised_cache(cache)}
 
 
 @op(examples=_paged_examples, tolerances=_TOLERANCES, backend=SDPA)
-def paged_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> torch.Tensor:
+def paged_attention(q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> torch.Tensor:
     """Causal attention of each sequence's new tokens over all its tokens. q and what is returned [tokens, heads, head_dim].
 
     Query i of n sees the first context - n + i + 1 tokens. Heads are grouped: query head h reads key/value head
     h * kv_heads // heads.
     """
     out = torch.empty_like(q)
-    attend_chunks(out, q, k_cache, v_cache, sequences)
+    attend_chunks(out, q, cache, sequences)
     return out
 
 
-def attend_chunks(
-    out: torch.Tensor,
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    sequences: PagedSequences,
-    skip_single: bool = False,
-) -> None:
-    """Fills `out` sequence by sequence; `skip_single` leaves those with one query to somebody else."""
-    page_size, kv_heads = k_cache.shape[1:3]
+def attend_chunks(out: torch.Tensor, q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> None:
+    """Fills `out` sequence by sequence."""
+    page_size, kv_heads = cache.keys.shape[1:3]
     start = 0
     with sdpa_kernel(_PAGED_BACKENDS):
         lengths = zip(sequences.query_lengths_host, sequences.context_lengths_host, strict=True)
         for row, (queries, context) in enumerate(lengths):
             part, start = q[start : start + queries], start + queries
-            if queries == 1 and skip_single:
-                continue
             pages = sequences.page_table[row, : -(-context // page_size)].long()
-            keys, values = (cache[pages].flatten(0, 1)[:context].transpose(0, 1)[None] for cache in (k_cache, v_cache))
+            keys, values = (found[:context].transpose(0, 1)[None] for found in cache.read(pages, q.dtype))
             if queries == 1:
                 # The query heads that share a key/value head are like so many queries of it, and all see every key.
                 grouped = part.reshape(1, kv_heads, -1, q.shape[2])

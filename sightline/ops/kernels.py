@@ -23,6 +23,7 @@ _TRITON = (
     "pixels",
     "qkv",
     "paged_attention",
+    "paged_chunks",
     "new_tokens",
     "pages",
     "tail",

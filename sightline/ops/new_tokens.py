@@ -8,6 +8,7 @@ import torch
 from sightline.ops.attention import SDPA, paged_attention
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 from sightline.ops.linear import TWO_OPS
+from sightline.ops.paged_cache import PagedCache, quantised_cache
 from sightline.ops.qkv import HeadNorms, rotate_and_store
 from sightline.ops.rotary import Pairing, TextRotation, make_rotary_table, mrope_axes
 from sightline.ops.sequences import PagedSequences
@@ -36,6 +37,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         tokens, frequencies = sum(queries), rotary_dim // 2
         sections = (frequencies - 2 * (frequencies // 3), frequencies // 3, frequencies // 3)
         starts = [sum(queries[:count]) for count in range(len(queries) + 1)]
+        cache = PagedCache(*(make.normal(len(pages), page_size, kv_heads, head_dim) for _ in range(2)))
         example = {
             "qkv": make.normal(tokens, heads + 2 * kv_heads, head_dim),
             "norms": HeadNorms(make.normal(head_dim), make.normal(head_dim), 1e-6) if norms else None,
@@ -45,12 +47,12 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
                 mrope_axes(sections, "blocked", make.device),
                 pairing,
             ),
-            "k_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
-            "v_cache": make.normal(len(pages), page_size, kv_heads, head_dim),
+            "cache": cache,
             "slots": make.tensor(slots, torch.int64),
             "sequences": PagedSequences(make.tensor(table), make.tensor(starts), make.tensor(contexts), queries, contexts),
         }
         yield example
+        yield {**example, "cache": quantised_cache(cache)}
         if tokens == len(queries) > 1:
             shared = make_split_kv(contexts, len(contexts) + 13, 64)
             yield {**example, "split_kv": SplitKV(**{name: make.tensor(values) for name, values in shared.items()})}
@@ -66,8 +68,7 @@ def attend_new_tokens(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
     rotation: TextRotation,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     slots: torch.Tensor,
     sequences: PagedSequences,
     split_kv: SplitKV | None = None,
@@ -77,8 +78,8 @@ def attend_new_tokens(
     Slots are where the page table has the newest tokens of each sequence. split_kv, where each has one new token: how a kernel
     is to share out their keys.
     """
-    q = rotate_and_store.definition(qkv, norms, rotation, k_cache, v_cache, slots)
-    return paged_attention.definition(q, k_cache, v_cache, sequences)
+    q = rotate_and_store.definition(qkv, norms, rotation, cache, slots)
+    return paged_attention.definition(q, cache, sequences)
 
 
 @attend_new_tokens.kernel(TWO_OPS, when=lambda *_, **__: True, graph_safe=True)
@@ -86,11 +87,10 @@ def attend_new_tokens_in_two(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
     rotation: TextRotation,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     slots: torch.Tensor,
     sequences: PagedSequences,
     split_kv: SplitKV | None = None,
 ) -> torch.Tensor:
-    q = rotate_and_store(qkv, norms, rotation, k_cache, v_cache, slots)
-    return paged_attention(q, k_cache, v_cache, sequences)
+    q = rotate_and_store(qkv, norms, rotation, cache, slots)
+    return paged_attention(q, cache, sequences)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sightline.ops.dispatch import EXACT, ExampleMaker, op
+from sightline.ops.paged_cache import PagedCache, quantised_cache
 from sightline.ops.workspace import Part, Workspace, bytes_for
 
 GATHER_FROM = 1536  # queries that read a key, on average over all keys
@@ -43,15 +44,14 @@ def most_gathered(tokens: int, longest: int, sequences: int) -> int:
     return min(MOST_GATHERED, -(-longest * tokens // GATHER_FROM) + sequences * _MOST_KEYS_AT_ONCE)
 
 
-def gathered(rows: int, cache: torch.Tensor) -> tuple[Part, Part]:
-    """What rows of keys and of values take of a workspace. cache [pages, page_size, kv_heads, head_dim]"""
-    part = (cache.dtype, (rows, *cache.shape[2:]))
+def gathered(rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Part, Part]:
+    """What rows of keys and of values take of a workspace."""
+    part = (dtype, (rows, kv_heads, head_dim))
     return part, part
 
 
 def gathered_bytes(rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    part = (dtype, (rows, kv_heads, head_dim))
-    return bytes_for(part, part)
+    return bytes_for(*gathered(rows, kv_heads, head_dim, dtype))
 
 
 def rows_of(contexts: tuple[int, ...], multiple: int) -> int:
@@ -70,43 +70,45 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         cache = make.normal(2, len(pages), page_size, kv_heads, head_dim)
         cache[:, pages[-1]] = 1e6  # a page that is nobody's
         rows = rows_of(contexts, multiple) + page_size
-        yield {
-            "k_cache": cache[0],
-            "v_cache": cache[1],
+        example = {
+            "cache": PagedCache(cache[0], cache[1]),
             "page_table": pages[:-1].view(len(contexts), most).contiguous(),
             "context_lengths": make.tensor(contexts),
             "context_lengths_host": contexts,
             "multiple": multiple,
+            "dtype": make.dtype,
             "workspace": Workspace("gathered", gathered_bytes(rows, kv_heads, head_dim, make.dtype), make.device),
         }
+        yield example
+        yield {**example, "cache": quantised_cache(PagedCache(cache[0], cache[1]))}
 
 
 @op(examples=_examples, tolerances={torch.float32: EXACT, torch.bfloat16: EXACT})
 def gather_pages(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     page_table: torch.Tensor,
     context_lengths: torch.Tensor,
     context_lengths_host: tuple[int, ...],
     multiple: int,
+    dtype: torch.dtype,
     workspace: Workspace,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys and values of all sequences, [rows, kv_heads, head_dim] each, and where each sequence begins, [sequences + 1] int32.
 
     Sequences begin at multiples of `multiple`, and what lies between them is zero: who reads so many rows at a time never
-    reads another sequence's. Caches, page_table and context_lengths as for attention over pages. The next to use
-    the workspace writes over them.
+    reads another sequence's. page_table and context_lengths as for attention over pages; `dtype` is the model's. The next to
+    use the workspace writes over them.
     """
-    page_size = k_cache.shape[1]
-    starts = torch.zeros(len(context_lengths) + 1, dtype=torch.int32, device=k_cache.device)
+    _, page_size, kv_heads, head_dim = cache.keys.shape
+    starts = torch.zeros(len(context_lengths) + 1, dtype=torch.int32, device=cache.keys.device)
     starts[1:] = ((context_lengths + multiple - 1) // multiple * multiple).cumsum(0)
     rows = rows_of(context_lengths_host, multiple)
-    keys, values = (taken.zero_() for taken in workspace.take(*gathered(rows, k_cache)))
+    keys, values = (taken.zero_() for taken in workspace.take(*gathered(rows, kv_heads, head_dim, dtype)))
     start = 0
     for sequence, context in enumerate(context_lengths_host):
         pages = page_table[sequence, : -(-context // page_size)].long()
-        for cache, target in ((k_cache, keys), (v_cache, values)):
-            target[start : start + context] = cache[pages].flatten(0, 1)[:context]
+        for found, target in zip(cache.read(pages, dtype), (keys, values), strict=True):
+            target[start : start + context] = found[:context]
         start += rows_of((context,), multiple)
     return keys, values, starts
 

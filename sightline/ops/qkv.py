@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import torch
 
-from sightline.ops.attention import kv_store
 from sightline.ops.dispatch import ExampleMaker, Tolerance, op
 from sightline.ops.norms import rms_norm
+from sightline.ops.paged_cache import PagedCache, quantised_cache
 from sightline.ops.rotary import Pairing, TextRotation, make_rotary_table, mrope_axes, text_rotary
 
 
@@ -30,7 +30,8 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         (3, 1, 16, 12, (2, 2, 2), "blocked", "halves", True),
     )
     for heads, kv_heads, head_dim, rotary_dim, sections, layout, pairing, norms in cases:
-        yield {
+        cache = PagedCache(*(make.normal(4, 4, kv_heads, head_dim) for _ in range(2)))
+        example = {
             "qkv": make.normal(11, heads + 2 * kv_heads, head_dim),
             "norms": HeadNorms(make.normal(head_dim), make.normal(head_dim), 1e-6) if norms else None,
             "rotation": TextRotation(
@@ -39,10 +40,11 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
                 mrope_axes(sections, layout, make.device),
                 pairing,
             ),
-            "k_cache": make.normal(4, 4, kv_heads, head_dim),
-            "v_cache": make.normal(4, 4, kv_heads, head_dim),
+            "cache": cache,
             "slots": make.permutation(16)[:11],
         }
+        yield example
+        yield {**example, "cache": quantised_cache(cache)}
 
 
 @op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(3.2e-2, 1.6e-2)})
@@ -50,19 +52,18 @@ def rotate_and_store(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
     rotation: TextRotation,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     slots: torch.Tensor,
 ) -> torch.Tensor:
     """Queries ready for attention, [tokens, heads, head_dim]; keys and values go to their slots.
 
-    qkv [tokens, heads + 2 * kv_heads, head_dim]; caches and slots as in kv_store.
+    qkv [tokens, heads + 2 * kv_heads, head_dim]; slots as in PagedCache.store.
     """
-    kv_heads = k_cache.shape[2]
+    kv_heads = cache.keys.shape[2]
     q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         q = rms_norm.definition(q, norms.q_weight, norms.eps)
         k = rms_norm.definition(k, norms.k_weight, norms.eps)
     q, k = text_rotary(q, k, rotation)
-    kv_store(k, v, k_cache, v_cache, slots)
+    cache.store(k, v, slots)
     return q

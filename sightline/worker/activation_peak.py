@@ -107,7 +107,8 @@ def measure_peaks(
     at_once = max(config.max_patches_per_step, processor.most_patches_at_once())
 
     def language(tokens: int, sequences: int, context: int = longest) -> int:
-        return _peak(device, lambda: profile_language(model, tokens, sequences, context, config.page_size, workspaces.gathered))
+        caches = config.page_size, workspaces.gathered, config.kv_cache_dtype == "fp8"
+        return _peak(device, lambda: profile_language(model, tokens, sequences, context, *caches))
 
     def tower(patches: int) -> int:
         return _peak(device, lambda: profile_tower(model, patches))

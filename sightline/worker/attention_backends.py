@@ -9,7 +9,8 @@ from sightline.ops.dispatch import NoKernelError, using_backend
 from sightline.worker.workspaces import chosen_attention
 
 _NEEDS = {
-    "fa4": "flash-attn-4, a GPU of compute capability 9.0 or above, 16-bit numbers, and heads and pages of its sizes",
+    "fa4": "flash-attn-4, a GPU of compute capability 9.0 or above, 16-bit numbers (keys and values, too), and heads and pages "
+    "of its sizes",
     "triton": "Triton on a GPU, and heads of 64, 128 or 256; it has no kernel for towers",
 }
 
@@ -22,9 +23,10 @@ def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
     index = f"in {str(weight.dtype).removeprefix('torch.')} on {weight.device.type}"
     try:
         for queries in ((1, 1), (3, 1)):
-            chosen_attention(model, config.page_size, queries)
+            chosen_attention(model, config, queries)
     except NoKernelError:
-        heads = f"heads of {attention.head_dim} {index} with pages of {config.page_size}"
+        kept = " in 8-bit floats" if config.kv_cache_dtype == "fp8" else ""
+        heads = f"heads of {attention.head_dim} {index} with pages of {config.page_size}{kept}"
         raise _refusal("attention_backend", config.attention_backend, heads) from None
     if model.tower_backend is None:
         return

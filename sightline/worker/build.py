@@ -45,7 +45,7 @@ def build_worker(
         tower = None
     if not _graphs_on("tower_graphs", config.tower_graphs, tower is not None):
         tower = None
-    possible = capturable and step_graphs_are_possible(model, config.page_size)
+    possible = capturable and step_graphs_are_possible(model, config)
     step_graphs = _graphs_on("step_graphs", config.step_graphs, possible)
     graphs = graph_sizes(config, None if tower is None else tower.spec, step_graphs)
     # What is kept by slot, and what ops work in, comes before the plan, which divides what is left.
@@ -58,7 +58,8 @@ def build_worker(
     if ranks is not None:  # the host counts the same pages and states on all of them
         pages, slots = ranks.steps.least(memory.pages), ranks.steps.least(memory.state_slots)
         memory = replace(memory, pages=pages, state_slots=slots)
-    caches = allocate_caches(model.spec.text.layers, memory.pages, config.page_size, memory.state_slots, device, dtype)
+    layers, quantised = model.spec.text.layers, config.kv_cache_dtype == "fp8"
+    caches = allocate_caches(layers, memory.pages, config.page_size, memory.state_slots, device, dtype, quantised)
     arena = EmbeddingArena(memory.blocks * BLOCK_ROWS, model.spec.vision.embedding_width, device, dtype)
     # Of an item that one rank's GPU cannot decode the others would know nothing.
     wanted = config.image_decoder if ranks is None else "cpu"

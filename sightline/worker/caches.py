@@ -4,19 +4,25 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from sightline.models.inputs import LayerCache, PagedCache, StateCache
+from sightline.models.inputs import LayerCache, StateCache
+from sightline.ops.paged_cache import PagedCache, empty_cache
 from sightline.spec import CacheSpec, LayerSpec, PagedCacheSpec
 
 
 def allocate_caches(
-    layers: Sequence[LayerSpec], pages: int, page_size: int, state_slots: int, device: torch.device, dtype: torch.dtype
+    layers: Sequence[LayerSpec],
+    pages: int,
+    page_size: int,
+    state_slots: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantised: bool = False,
 ) -> list[LayerCache]:
     """One per layer. Not cleared: pages are written before they are read, and a sequence begins with a state of zeros."""
 
     def allocate(spec: CacheSpec) -> LayerCache:
         if isinstance(spec, PagedCacheSpec):
-            shape = (pages, page_size, spec.num_kv_heads, spec.head_dim)
-            return PagedCache(*(torch.empty(shape, device=device, dtype=dtype) for _ in range(2)))
+            return empty_cache(pages, page_size, spec.num_kv_heads, spec.head_dim, device, dtype, quantised)
         kinds = [(tensor.shape, torch.float32 if tensor.dtype == "float32" else dtype) for tensor in spec.tensors]
         return StateCache(tuple(torch.empty(state_slots, *shape, device=device, dtype=kind) for shape, kind in kinds))
 
@@ -25,15 +31,19 @@ def allocate_caches(
 
 def tensors_of(caches: Sequence[LayerCache]) -> Iterator[torch.Tensor]:
     for cache in caches:
-        yield from (cache.keys, cache.values) if isinstance(cache, PagedCache) else cache.tensors
+        yield from cache.tensors
 
 
 def first_paged(caches: Sequence[LayerCache]) -> PagedCache | None:
     return next((cache for cache in caches if isinstance(cache, PagedCache)), None)
 
 
-def paged_tensors(caches: Sequence[LayerCache]) -> list[torch.Tensor]:
-    return [tensor for cache in caches if isinstance(cache, PagedCache) for tensor in (cache.keys, cache.values)]
+def paged_tensors(caches: Sequence[LayerCache]) -> list[list[torch.Tensor]]:
+    """Those of one shape together: keys and values of all layers, and their scales where there are any."""
+    paged = [cache for cache in caches if isinstance(cache, PagedCache)]
+    kept = [tensor for cache in paged for tensor in (cache.keys, cache.values)]
+    scales = [tensor for cache in paged for tensor in cache.tensors[2:]]
+    return [tensors for tensors in (kept, scales) if tensors]
 
 
 def copy_states(caches: Sequence[LayerCache], sources: torch.Tensor, targets: torch.Tensor) -> None:

@@ -49,14 +49,20 @@ _WAYS = (
 
 
 def profile_language(
-    model: VisionLanguageModel, tokens: int, sequences: int, longest: int, page_size: int, workspace: Workspace | None
+    model: VisionLanguageModel,
+    tokens: int,
+    sequences: int,
+    longest: int,
+    page_size: int,
+    workspace: Workspace | None,
+    quantised_cache: bool = False,
 ) -> torch.Tensor:
     """Logits of `sequences` sequences that have `tokens` new tokens together, each over a context of `longest`."""
     text = model.text
     layers = model.varied_layers  # a layer gives back what it takes before the next one begins, so a few are like all
     weight = text.embed_tokens.weight
     specs = [text.spec.layers[index] for index in layers]
-    caches = allocate_caches(specs, _SCRATCH_PAGES, page_size, _SCRATCH_STATES, weight.device, weight.dtype)
+    caches = allocate_caches(specs, _SCRATCH_PAGES, page_size, _SCRATCH_STATES, weight.device, weight.dtype, quantised_cache)
     for tensor in tensors_of(caches):
         tensor.zero_()
     batch = _language_batch(model, chunk_lengths(tokens, sequences, longest), longest, page_size, workspace)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.config import EngineConfig
 from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
 from sightline.models.model import VisionLanguageModel
 from sightline.ops.capture import Capture, Replay
@@ -267,9 +268,9 @@ def _aligned(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def step_graphs_are_possible(model: VisionLanguageModel, page_size: int) -> bool:
+def step_graphs_are_possible(model: VisionLanguageModel, config: EngineConfig) -> bool:
     """Whether layers run where all that varies is on the device, for decoding and for prompts."""
     safe = all(layer.mixer.graph_safe and layer.mlp.graph_safe for layer in model.text.layers)
     if model.text.embed_tokens.weight.device.type != "cuda" or not safe:
         return False
-    return all(chosen_attention(model, page_size, queries).graph_safe for queries in ((1, 1), (3, 1)))
+    return all(chosen_attention(model, config, queries).graph_safe for queries in ((1, 1), (3, 1)))

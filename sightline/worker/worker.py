@@ -111,7 +111,9 @@ class Worker:
     @torch.inference_mode()
     def _copy_pages(self, pages: NDArray[np.int64] | None) -> None:
         if pages is not None:
-            copy_pages(paged_tensors(self.caches), *send(np.ascontiguousarray(pages.T), self.device))
+            sources, targets = send(np.ascontiguousarray(pages.T), self.device)
+            for tensors in paged_tensors(self.caches):
+                copy_pages(tensors, sources, targets)
 
     @torch.inference_mode()
     def _sample(self, step: StepInput, logits: torch.Tensor, timer: DeviceTimer, masks: GrammarMasks | None) -> None:

@@ -11,7 +11,8 @@ from sightline.models.model import VisionLanguageModel
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import Implementation, using_backend
 from sightline.ops.linear import SPLIT_SUMS_BYTES, linear
-from sightline.ops.pages import gathered_bytes, most_gathered
+from sightline.ops.paged_cache import empty_cache
+from sightline.ops.pages import GATHER_FROM, gathered_bytes, most_gathered
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.workspace import Workspace
 
@@ -34,7 +35,9 @@ def make_workspaces(model: VisionLanguageModel, config: EngineConfig, longest: i
     device = weight.device
     gathered = split_sums = None
     rows = most_gathered(config.max_num_batched_tokens, longest, config.max_num_seqs)
-    if rows and chosen_attention(model, config.page_size, (3, 1)).uses_workspace:
+    # A prompt so long that its keys are worth gathering; what shapes are chosen for holds for all of them.
+    prompt, none = (4 * GATHER_FROM,), Workspace("none", 0, device)
+    if rows and chosen_attention(model, config, prompt, none).uses_workspace:
         size = gathered_bytes(rows, attention.num_kv_heads, attention.head_dim, weight.dtype)
         gathered = Workspace("gathered keys and values", size, device)
     if device.type == "cuda" and any(kernel.uses_workspace for kernel in linear.kernels):
@@ -42,13 +45,16 @@ def make_workspaces(model: VisionLanguageModel, config: EngineConfig, longest: i
     return Workspaces(gathered, split_sums)
 
 
-def chosen_attention(model: VisionLanguageModel, page_size: int, queries: tuple[int, ...]) -> Implementation[..., Any]:
+def chosen_attention(
+    model: VisionLanguageModel, config: EngineConfig, queries: tuple[int, ...], workspace: Workspace | None = None
+) -> Implementation[..., Any]:
     """What attention over pages runs for sequences with so many new tokens."""
     weight, spec = model.text.embed_tokens.weight, model.spec.text.attention
-    page = weight.new_empty(1, page_size, spec.num_kv_heads, spec.head_dim)
+    sizes = (config.page_size, spec.num_kv_heads, spec.head_dim)
+    cache = empty_cache(1, *sizes, weight.device, weight.dtype, config.kv_cache_dtype == "fp8")
     starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=weight.device)
     q = weight.new_empty(sum(queries), spec.num_heads, spec.head_dim)
     table, lengths = starts.new_zeros(len(queries), 1), starts.new_ones(len(queries))
     contexts = (max(queries),) * len(queries)
     with using_backend(model.language_backend):
-        return paged_attention.choose(q, page, page, PagedSequences(table, starts, lengths, queries, contexts))
+        return paged_attention.choose(q, cache, PagedSequences(table, starts, lengths, queries, contexts, workspace))

@@ -18,6 +18,7 @@ from sightline.ops.dispatch import OPS, ExampleMaker
 from sightline.ops.experts import needs_lists
 from sightline.ops.kernels import register_kernels
 from sightline.ops.new_tokens import attend_new_tokens
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.pages import gather_pages, gathered_bytes
 from sightline.ops.patch_positions import patch_positions
 from sightline.ops.pixels import patchify, resize_bicubic
@@ -68,24 +69,25 @@ def towers_of_many_patches() -> None:
 
 
 def steps_of_many_tokens() -> None:
-    cpu, cache = torch.device("cpu"), torch.zeros(8, 16, 2, 128).bfloat16()
+    cpu, cache = torch.device("cpu"), PagedCache(*torch.zeros(2, 8, 16, 2, 128).bfloat16())
     table, axes = make_rotary_table(64, 128, 10000.0, cpu), mrope_axes((24, 20, 20), "interleaved", cpu)
     for tokens in (17, 32, 333, 1024):
         qkv, positions = torch.zeros(tokens, 8, 128).bfloat16(), torch.zeros(3, tokens, dtype=torch.int32)
         weight = torch.zeros(128).bfloat16()
         slots = torch.zeros(tokens, dtype=torch.int64)
         rotation = TextRotation(positions, table, axes, "halves")
-        by_triton("rotate_and_store", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, cache, slots)
+        by_triton("rotate_and_store", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, slots)
     workspace = Workspace("gathered", gathered_bytes(30_000, 2, 128, torch.bfloat16), cpu)
     for sequences, pages, context in ((1, 1, 9), (1, 16, 100_000), (3, 17, 3000), (5, 3, 100_000), (40, 9, 70), (200, 4, 900)):
         page_table = torch.zeros(sequences, pages, dtype=torch.int32)
         lengths, starts = torch.ones(sequences, dtype=torch.int32), torch.arange(sequences + 1, dtype=torch.int32)
-        by_triton("gather_pages", cache, cache, page_table, lengths, (16 * pages,) * sequences, 128, workspace)
+        kept = (16 * pages,) * sequences
+        by_triton("gather_pages", cache, page_table, lengths, kept, 128, torch.bfloat16, workspace)
         paged = PagedSequences(page_table, starts, lengths, (1,) * sequences, (context,) * sequences)
-        by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, cache, paged)
+        by_triton("paged_attention", torch.zeros(sequences, 4, 128).bfloat16(), cache, paged)
         rotation = TextRotation(torch.zeros(3, sequences, dtype=torch.int32), table, axes, "halves")
         slots, qkv = torch.zeros(sequences, dtype=torch.int64), torch.zeros(sequences, 8, 128).bfloat16()
-        by_triton("attend_new_tokens", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, cache, slots, paged)
+        by_triton("attend_new_tokens", qkv, HeadNorms(weight, weight, 1e-6), rotation, cache, slots, paged)
 
 
 def steps_with_states() -> None:

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from sightline.errors import ConfigError
-from sightline.ops.attention import kv_store, paged_attention, segment_attention
+from sightline.ops.attention import paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
 from sightline.ops.merge_embeddings import merge_embeddings
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.position_grid import interpolate_position_grid
 from sightline.ops.rotary import (
     Pairing,
@@ -157,11 +158,11 @@ def test_segments_do_not_see_each_other() -> None:
 
 
 def test_paged_attention_is_causal_attention_over_the_sequence() -> None:
-    """Sequences are written through kv_store into scattered pages, then compared with attention over the plain sequence."""
+    """Sequences are stored in scattered pages, then compared with attention over the plain sequence."""
     torch.manual_seed(3)
     page_size, heads, kv_heads, head_dim = 4, 4, 2, 8
     contexts, queries = (9, 1, 6), (4, 1, 6)
-    k_cache, v_cache = torch.randn(2, 8, page_size, kv_heads, head_dim)
+    cache = PagedCache(*torch.randn(2, 8, page_size, kv_heads, head_dim))
     order = torch.randperm(8)
     table = torch.zeros(3, 3, dtype=torch.int32)
     used, sequences = 0, []
@@ -172,11 +173,11 @@ def test_paged_attention_is_causal_attention_over_the_sequence() -> None:
         k, v = torch.randn(2, context, kv_heads, head_dim)
         place = torch.arange(context)
         slots = table[row].long()[place // page_size] * page_size + place % page_size
-        kv_store(k, v, k_cache, v_cache, slots)
+        cache.store(k, v, slots)
         sequences.append((torch.randn(context, heads, head_dim), k, v))
     q = torch.cat([full[len(full) - new :] for (full, _, _), new in zip(sequences, queries, strict=True)])
     starts = torch.tensor([0, 4, 5, 11])
-    out = paged_attention(q, k_cache, v_cache, PagedSequences(table, starts, torch.tensor(contexts), queries, contexts))
+    out = paged_attention(q, cache, PagedSequences(table, starts, torch.tensor(contexts), queries, contexts))
     for row, (full, k, v) in enumerate(sequences):
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         scores = torch.einsum("qhd,khd->hqk", full, k) / head_dim**0.5

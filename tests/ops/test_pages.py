@@ -8,6 +8,7 @@ import torch
 from sightline.ops.attention import paged_attention
 from sightline.ops.dispatch import ExampleMaker
 from sightline.ops.kernels import register_kernels
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.pages import (
     GATHER_FROM,
     KEYS_AT_ONCE,
@@ -81,15 +82,16 @@ def test_what_was_in_a_workspace_does_not_matter() -> None:
     for contexts in ((3, 30), (17,), (1, 1, 1), (9, 10, 11)):
         table = torch.randint(0, 9, (len(contexts), 8), dtype=torch.int32)
         lengths = torch.tensor(contexts, dtype=torch.int32)
-        expected = gather_pages(cache, cache, table, lengths, contexts, 8, made_workspace(64, cache))
-        for kept in workspace.take(*gathered(64, cache)):
+        paged = PagedCache(cache, cache)
+        expected = gather_pages(paged, table, lengths, contexts, 8, cache.dtype, made_workspace(64, cache))
+        for kept in workspace.take(*gathered(64, 2, 8, cache.dtype)):
             kept.fill_(float("nan"))
-        found = gather_pages(cache, cache, table, lengths, contexts, 8, workspace)
+        found = gather_pages(paged, table, lengths, contexts, 8, cache.dtype, workspace)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
         places.add(found[0].data_ptr())
     assert len(places) == 1 and workspace.nbytes == 2 * 64 * 2 * 8 * 4
     with pytest.raises(AssertionError, match="asked of the workspace gathered, which has 8192"):
-        workspace.take(*gathered(65, cache))
+        workspace.take(*gathered(65, 2, 8, cache.dtype))
 
 
 def test_an_example_of_attention_gathers_its_keys() -> None:

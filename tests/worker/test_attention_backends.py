@@ -12,6 +12,7 @@ from encoder.test_graphs import attention_by_starts
 from engine.harness import driver, loaded, plain_answer, request_of, small_picture
 from engine.test_process_executor import started
 from ops.run_again import run_again
+from sightline.config import EngineConfig
 from sightline.encoder.graphs import TowerGraphs, chosen_segment_attention
 from sightline.errors import ConfigError
 from sightline.ops.attention import FA4, SDPA, TRITON, paged_attention, segment_attention
@@ -69,7 +70,7 @@ def test_steps_and_graphs_run_it(tiny_checkpoints: dict[str, Path], ran: Counter
     try:
         run = driver(folder, attention_backend=language, mm_attention_backend=tower)
         worker, limits = run.engine.executor.worker, run.engine.schedule.limits
-        steps_safe = chosen_attention(model, limits.max_tokens, (3, 1)).graph_safe
+        steps_safe = chosen_attention(model, EngineConfig(), (3, 1)).graph_safe
         with using_backend(model.tower_backend):
             tower_safe = chosen_segment_attention(model.vision).graph_safe
         assert (steps_safe, tower_safe) == (language != "sdpa", tower != "sdpa"), "what a graph may hold is asked of another"

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 from sightline.ops.attention import paged_attention, segment_attention
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.pages import gathered_bytes
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.workspace import Workspace
@@ -61,12 +62,13 @@ def test_attention_and_graphs_agree(head_dim: int, flash_attention: Any, monkeyp
     """Red when either has a rule of its own: with 128 keys at once for graphs and 80 for heads of 256 in attention, the first
     step here ran as a graph over pages, though attention gathers it, and the third ran without, though nothing gathers it."""
     cache = torch.zeros(2, PAGE, KV_HEADS, head_dim)
+    paged = PagedCache(cache, cache)
     graphs = StepGraphs.__new__(StepGraphs)
     graphs._head_dim, graphs._buckets = head_dim, buckets(64, 8192)
     found: list[int] = []
 
     def gather(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        found.append(given[5])
+        found.append(given[4])
         return cache, cache, cache
 
     monkeypatch.setattr(flash_attention, "gather_pages", gather)
@@ -76,7 +78,7 @@ def test_attention_and_graphs_agree(head_dim: int, flash_attention: Any, monkeyp
         nothing = torch.zeros(len(queries) + 1, 1, dtype=torch.int32)
         sequences = PagedSequences(nothing, nothing, nothing, queries, contexts, workspace)
         found.clear()
-        flash_attention.paged_attention_fa4(torch.zeros(1, HEADS, head_dim), cache, cache, sequences)
+        flash_attention.paged_attention_fa4(torch.zeros(1, HEADS, head_dim), paged, sequences)
         gathers = bool(found)
         assert (graphs.bucket_of(_Batch(queries, contexts)) is None) == gathers, (queries, contexts)  # type: ignore[arg-type]
         assert set(found) <= {80 if head_dim == 256 else 128}

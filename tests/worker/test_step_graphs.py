@@ -18,14 +18,13 @@ from sightline import LLM
 from sightline.errors import ConfigError
 from sightline.ops.attention import attend_chunks, paged_attention
 from sightline.ops.dispatch import Implementation
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.sequences import PagedSequences
 from sightline.worker.caches import tensors_of
 from sightline.worker.step_graphs import DECODING, MIXED_SEQUENCES, MIXED_TOKENS, UNEVEN, StepBucket, StepGraphs, buckets
 
 
-def attention_by_device(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
-) -> torch.Tensor:
+def attention_by_device(q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> torch.Tensor:
     """As graphs need it: lengths come from the tensors alone. Rows of nobody get nothing (not a number)."""
     out = torch.full_like(q, float("nan"))
     starts, contexts = sequences.query_starts.tolist(), sequences.context_lengths.tolist()
@@ -35,7 +34,7 @@ def attention_by_device(
         if context and part.start < part.stop:
             pages = sequences.page_table[row : row + 1]
             alone = PagedSequences(pages, torch.empty(0), torch.empty(0), (part.stop - part.start,), (context,))
-            attend_chunks(out[part], q[part], k_cache, v_cache, alone)
+            attend_chunks(out[part], q[part], cache, alone)
     return out
 
 

@@ -13,10 +13,11 @@ with without_the_compiler():
     from flash_attn.cute.interface import _flash_attn_fwd
 
 from sightline.ops.attention import CUDNN, FA4, paged_attention, segment_attention
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.pages import KEYS_AT_ONCE, gather_pages, is_worth_gathering
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.tail import Tail, join_parts, repeat_tail, split_tail
-from sightline.ops.triton.paged_attention import MIXED
+from sightline.ops.triton.paged_chunks import CHUNKS
 
 # Pages as large as its tiles (80 to 144 keys) it reads whole, and what stands behind a sequence's last token must then be
 # finite: with not-a-number there, answers were not-a-number on an H200. Smaller pages it reads token by token.
@@ -118,17 +119,22 @@ def _tile(head_size: int, longest: int) -> dict[str, Any] | None:
     return None
 
 
-def _takes_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *_: Any, **__: Any) -> bool:
-    contiguous = q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    fits = q.shape[2] in KEYS_AT_ONCE and k_cache.shape[1] in _PAGE_SIZES
-    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and fits and contiguous
+def _takes_pages(q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> bool:
+    """It reads no 8-bit floats here: those it takes gathered, or not at all."""
+    fits = q.shape[2] in KEYS_AT_ONCE and cache.keys.shape[1] in _PAGE_SIZES and q.is_contiguous() and cache.is_contiguous
+    if not (q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and fits):
+        return False
+    return not cache.quantised or _gathers(q, sequences)
+
+
+def _gathers(q: torch.Tensor, sequences: PagedSequences) -> bool:
+    lengths = sequences.query_lengths_host, sequences.context_lengths_host
+    return sequences.workspace is not None and is_worth_gathering(q.shape[2], *lengths)
 
 
 # One query per sequence is left to the kernel that splits the keys. Contexts and pages come from the device.
-@paged_attention.kernel("flash-attn-4", when=_takes_pages, graph_safe=True, before=MIXED, uses_workspace=True, backend=FA4)
-def paged_attention_fa4(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
-) -> torch.Tensor:
+@paged_attention.kernel("flash-attn-4", when=_takes_pages, graph_safe=True, before=CHUNKS, uses_workspace=True, backend=FA4)
+def paged_attention_fa4(q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> torch.Tensor:
     page_table, contexts = sequences.page_table, sequences.context_lengths_host
     lengths = {
         "cu_seqlens_q": sequences.query_starts,
@@ -137,13 +143,14 @@ def paged_attention_fa4(
         "seqused_k": sequences.context_lengths,
         "causal": True,
     }
-    workspace, head_dim = sequences.workspace, q.shape[2]
-    if workspace is not None and is_worth_gathering(head_dim, sequences.query_lengths_host, contexts):
+    workspace = sequences.workspace
+    if workspace is not None and _gathers(q, sequences):
+        multiple = KEYS_AT_ONCE[q.shape[2]]
         keys, values, starts = gather_pages(
-            k_cache, v_cache, page_table, sequences.context_lengths, contexts, KEYS_AT_ONCE[head_dim], workspace
+            cache, page_table, sequences.context_lengths, contexts, multiple, q.dtype, workspace
         )
         found = flash_attn_varlen_func(q, keys, values, cu_seqlens_k=starts, **lengths)
     else:
-        found = flash_attn_varlen_func(q, k_cache, v_cache, page_table=page_table, **lengths)
+        found = flash_attn_varlen_func(q, cache.keys, cache.values, page_table=page_table, **lengths)
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out

@@ -12,6 +12,7 @@ import triton.language as tl
 from sightline.ops.attention import TRITON
 from sightline.ops.linear import TWO_OPS
 from sightline.ops.new_tokens import attend_new_tokens
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.qkv import HeadNorms
 from sightline.ops.rotary import TextRotation
 from sightline.ops.sequences import PagedSequences
@@ -30,7 +31,7 @@ from sightline.ops.triton.paged_attention import (
     split_keys,
     write_part,
 )
-from sightline.ops.triton.qkv import kernel_norms, kernel_rotation, normed, partners
+from sightline.ops.triton.qkv import kernel_norms, kernel_rotation, normed, partners, quantised
 
 
 @triton.jit
@@ -46,11 +47,11 @@ def _turned(x, other, gain, other_gain, cos, sin, eps, NORMS: tl.constexpr, head
 
 @triton.jit(do_not_specialize=["max_pages", "tokens"])
 def _attend_new(
-    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, k_cache, v_cache, slots, page_table, context_lengths,
-    item_sequence, item_part, item_size, maxima, sums, partial, out, scale, tokens, max_pages,
+    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, k_cache, v_cache, k_scales, v_scales, slots,
+    page_table, context_lengths, item_sequence, item_part, item_size, maxima, sums, partial, out, scale, tokens, max_pages,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr, page_size: tl.constexpr,
     NORMS: tl.constexpr, ADJACENT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, LISTED: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, LISTED: tl.constexpr, QUANTISED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """LISTED: a program's sequence and part are in a list; else every sequence has PARTS parts."""
     kv_head = tl.program_id(1)
@@ -101,15 +102,26 @@ def _attend_new(
                 gain, other_gain = tl.load(k_weight + dim), tl.load(k_weight + partner)
             key, other_key = tl.load(key_at + dim)[None, :], tl.load(key_at + partner)[None, :]
             key = _turned(key, other_key, gain, other_gain, cos, sin, eps, NORMS, head_dim)
-            slot = (tl.load(slots + sequence) * kv_heads + kv_head) * head_dim + dim
-            tl.store(k_cache + slot[None, :], key)
-            tl.store(v_cache + slot, value)
+            head_slot = tl.load(slots + sequence) * kv_heads + kv_head
+            slot = head_slot * head_dim + dim
+            if QUANTISED:  # the newest token, too, is read as it is stored
+                stored, key_scale = quantised(key, k_cache.dtype.element_ty)
+                tl.store(k_cache + slot[None, :], stored)
+                tl.store(k_scales + head_slot + tl.arange(0, 1), key_scale)
+                key = (stored.to(tl.float32) * key_scale[:, None]).to(key.dtype)
+                stored, value_scale = quantised(value[None, :], v_cache.dtype.element_ty)
+                tl.store(v_cache + slot[None, :], stored)
+                tl.store(v_scales + head_slot + tl.arange(0, 1), value_scale)
+                value = tl.sum(stored.to(tl.float32) * value_scale[:, None], 0).to(value.dtype)
+            else:
+                tl.store(k_cache + slot[None, :], key)
+                tl.store(v_cache + slot, value)
             highest = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
             total += 1.0
             values += value.to(tl.float32)[None, :]
         highest, total, values = attend_keys(
-            queries, highest, total, values, first, last, k_cache, v_cache, page_table + sequence * max_pages, kv_head, scale,
-            kv_heads, head_dim, page_size, KEYS, PRECISION,
+            queries, highest, total, values, first, last, k_cache, v_cache, k_scales, v_scales,
+            page_table + sequence * max_pages, kv_head, scale, kv_heads, head_dim, page_size, KEYS, PRECISION, QUANTISED,
         )  # fmt: skip
         own = (sequence.to(tl.int64) * heads + head)[:, None] * head_dim + dim[None, :]
         at = tl.program_id(0) * heads + head
@@ -122,14 +134,13 @@ def _takes(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
     rotation: TextRotation,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     slots: torch.Tensor,
     sequences: PagedSequences,
     split_kv: SplitKV | None = None,
 ) -> bool:
     tokens, every, size = qkv.shape
-    group = every // k_cache.shape[2] - 2
+    group = every // cache.keys.shape[2] - 2
     single = len(sequences.query_lengths_host) == tokens and sequences.one_query_each
     return runs_here(qkv) and single and size in (64, 128, 256) and group <= ROWS and qkv.is_contiguous()
 
@@ -139,8 +150,7 @@ def attend_new_tokens_triton(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
     rotation: TextRotation,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     slots: torch.Tensor,
     sequences: PagedSequences,
     split_kv: SplitKV | None = None,
@@ -148,9 +158,9 @@ def attend_new_tokens_triton(
     """One new token of each sequence."""
     count, every, head_dim = qkv.shape
     page_table, context_lengths = sequences.page_table, sequences.context_lengths
-    page_size, kv_heads = k_cache.shape[1:3]
+    page_size, kv_heads = cache.keys.shape[1:3]
     heads = every - 2 * kv_heads
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and page_table.is_contiguous()
+    assert cache.is_contiguous and page_table.is_contiguous()
     out = qkv.new_empty(count, heads, head_dim)
     if split_kv is None:
         split = split_keys(count, heads, kv_heads, head_dim, sequences.context_lengths_host, qkv.device)
@@ -159,10 +169,12 @@ def attend_new_tokens_triton(
         split = split_items(len(split_kv.sequence), heads, head_dim, qkv.device)
         grid, listed = (split.parts, kv_heads, 1), (split_kv.sequence, split_kv.part, split_kv.size)
     _attend_new[grid](
-        qkv, *kernel_norms(norms, qkv), *kernel_rotation(rotation, count), k_cache, v_cache, slots, page_table,
-        context_lengths, *listed, *split.scratch, out, head_dim**-0.5, count, page_table.shape[1], heads, kv_heads, head_dim,
+        qkv, *kernel_norms(norms, qkv), *kernel_rotation(rotation, count), cache.keys, cache.values,
+        *cache.scales_for_kernel, slots, page_table, context_lengths, *listed, *split.scratch, out, head_dim**-0.5, count,
+        page_table.shape[1], heads, kv_heads, head_dim,
         len(rotation.axes), page_size, norms is not None, rotation.pairing == "adjacent",
-        split.parts if split_kv is None else 1, ROWS, KEYS, precision(qkv), split_kv is not None, **split.launch,
+        split.parts if split_kv is None else 1, ROWS, KEYS, precision(qkv), split_kv is not None, cache.quantised,
+        **split.launch,
     )  # fmt: skip
     if split_kv is None:
         join_keys(split, sequences, out)

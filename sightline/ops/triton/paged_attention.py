@@ -19,13 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.attention import TRITON, attend_chunks, paged_attention
+from sightline.ops.attention import TRITON, paged_attention
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.split_kv import SplitKV
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
 
-MIXED = "triton decode and definition"
 KEYS = 64  # that a program takes at once; this and the following as measured on an H200
 PROGRAMS = 512  # wanted at least: about four per multiprocessor
 _MOST_PROGRAMS = 8 * PROGRAMS  # where contexts are uneven: most of them have nothing to do
@@ -45,10 +45,12 @@ def part_of_keys(context, part, parts, KEYS: tl.constexpr):
 
 @triton.jit
 def attend_keys(
-    queries, highest, total, values, first, last, k_cache, v_cache, pages, kv_head, scale, kv_heads: tl.constexpr,
-    head_dim: tl.constexpr, page_size: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    queries, highest, total, values, first, last, k_cache, v_cache, k_scales, v_scales, pages, kv_head, scale,
+    kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Goes on with an online softmax over keys [first, last): (highest, total, values) afterwards. pages: of the sequence."""
+    """Goes on with an online softmax over keys [first, last): (highest, total, values) afterwards. pages: of the sequence.
+    QUANTISED: keys and values are 8-bit floats, whose scales are multiplied into scores and weights."""
     dim = tl.arange(0, head_dim)
     for key in range(first, last, KEYS):
         token = key + tl.arange(0, KEYS)
@@ -56,14 +58,21 @@ def attend_keys(
         page = tl.load(pages + token // page_size, mask=known, other=0).to(tl.int64)
         slot = (page * page_size + token % page_size) * kv_heads + kv_head
         k = tl.load(k_cache + slot[None, :] * head_dim + dim[:, None], mask=known[None, :], other=0.0)
+        if QUANTISED:
+            k = k.to(queries.dtype)
         scores = tl.dot(queries, k, input_precision=PRECISION) * scale
+        if QUANTISED:
+            scores = scores * tl.load(k_scales + slot, mask=known, other=0.0)[None, :]
         scores = tl.where(known[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp(highest - higher)
         weights = tl.exp(scores - higher[:, None])
         v = tl.load(v_cache + slot[:, None] * head_dim + dim[None, :], mask=known[:, None], other=0.0)
-        values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         total = total * shrink + tl.sum(weights, 1)
+        if QUANTISED:
+            v = v.to(queries.dtype)
+            weights = weights * tl.load(v_scales + slot, mask=known, other=0.0)[None, :]
+        values = values * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         highest = higher
     return highest, total, values
 
@@ -85,9 +94,9 @@ def write_part(
 
 @triton.jit(do_not_specialize=["max_pages", "parts"])
 def _decode_part(
-    q, k_cache, v_cache, page_table, query_starts, context_lengths, maxima, sums, partial, scale, max_pages, parts,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    q, k_cache, v_cache, k_scales, v_scales, page_table, query_starts, context_lengths, maxima, sums, partial, scale,
+    max_pages, parts, heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, page_size: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, QUANTISED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Steps that are no graphs meet any number of parts, so it is no constant: none of them waits for a compiler."""
     wait_for_dependencies(PDL)
@@ -109,8 +118,8 @@ def _decode_part(
             total = tl.zeros([ROWS], tl.float32)
             values = tl.zeros([ROWS, head_dim], tl.float32)
             highest, total, values = attend_keys(
-                queries, highest, total, values, first, tl.minimum(end, context), k_cache, v_cache,
-                page_table + sequence * max_pages, kv_head, scale, kv_heads, head_dim, page_size, KEYS, PRECISION,
+                queries, highest, total, values, first, tl.minimum(end, context), k_cache, v_cache, k_scales, v_scales,
+                page_table + sequence * max_pages, kv_head, scale, kv_heads, head_dim, page_size, KEYS, PRECISION, QUANTISED,
             )  # fmt: skip
             at = (sequence * heads + head) * parts + part
             write_part(highest, total, values, maxima, sums, partial, q, own, at, mine, head_dim, False)
@@ -175,59 +184,44 @@ def _join_items(
     tl.store(out + (sequence.to(tl.int64) * heads + head) * head_dim + dim, (values / total).to(out.dtype.element_ty))
 
 
-def _takes(q: torch.Tensor, k_cache: torch.Tensor, *_: object, **__: object) -> bool:
-    size, group = q.shape[2], q.shape[1] // k_cache.shape[2]
+def _takes(q: torch.Tensor, cache: PagedCache, *_: object, **__: object) -> bool:
+    size, group = q.shape[2], q.shape[1] // cache.keys.shape[2]
     return runs_here(q) and size in (64, 128, 256) and group <= ROWS and q.is_contiguous()
 
 
-def _takes_decoding(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> bool:
-    return len(sequences.query_lengths_host) == q.shape[0] and sequences.one_query_each and _takes(q, k_cache)
+def _takes_decoding(q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> bool:
+    return len(sequences.query_lengths_host) == q.shape[0] and sequences.one_query_each and _takes(q, cache)
 
 
 # Contexts come from the device; those of the host only decide into how many parts the keys are split.
 @paged_attention.kernel("triton decode", when=_takes_decoding, graph_safe=True, backend=TRITON)
-def decode_triton(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences) -> torch.Tensor:
+def decode_triton(q: torch.Tensor, cache: PagedCache, sequences: PagedSequences) -> torch.Tensor:
     """One query of each sequence."""
     out = torch.empty_like(q)
-    _decode(out, q, k_cache, v_cache, sequences, sequences.context_lengths_host, only=True)
+    decode(out, q, cache, sequences, sequences.context_lengths_host, only=True)
     return out
 
 
-@paged_attention.kernel(MIXED, when=_takes, backend=TRITON)
-def paged_attention_triton(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sequences: PagedSequences
-) -> torch.Tensor:
-    """Sequences with one query by the kernel, all others by the definition."""
-    out = torch.empty_like(q)
-    lengths = list(zip(sequences.query_lengths_host, sequences.context_lengths_host, strict=True))
-    decoding = tuple(context for queries, context in lengths if queries == 1)
-    if decoding:
-        _decode(out, q, k_cache, v_cache, sequences, decoding, only=len(decoding) == len(lengths))
-    if len(decoding) < len(lengths):
-        attend_chunks(out, q, k_cache, v_cache, sequences, skip_single=True)
-    return out
-
-
-def _decode(
+def decode(
     out: torch.Tensor,
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     sequences: PagedSequences,
     contexts: tuple[int, ...],
     only: bool,
 ) -> None:
     """Fills the rows of sequences that have one query, whose contexts the host says to be `contexts`. `only`: all have."""
     _, heads, head_dim = q.shape
-    page_size, kv_heads = k_cache.shape[1:3]
+    page_size, kv_heads = cache.keys.shape[1:3]
     page_table, starts, lengths = sequences.page_table, sequences.query_starts, sequences.context_lengths
-    assert page_table.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    assert page_table.is_contiguous() and cache.is_contiguous
     count, parts = len(lengths), parts_for(len(lengths) * kv_heads, contexts)
     (warps, stages), early = tuned(head_dim, 1), dependent_launch(count, q.device)
     scratch = _scratch((count, heads, parts), head_dim, q.device)
     _decode_part[(count, kv_heads, parts)](
-        q, k_cache, v_cache, page_table, starts, lengths, *scratch, head_dim**-0.5, page_table.shape[1], parts, heads,
-        kv_heads, head_dim, page_size, ROWS, KEYS, precision(q), num_warps=warps, num_stages=stages, **early,
+        q, cache.keys, cache.values, *cache.scales_for_kernel, page_table, starts, lengths, *scratch, head_dim**-0.5,
+        page_table.shape[1], parts, heads, kv_heads, head_dim, page_size, ROWS, KEYS, precision(q), cache.quantised,
+        num_warps=warps, num_stages=stages, **early,
     )  # fmt: skip
     _join[(count, heads)](*scratch, starts, lengths, out, parts, heads, head_dim, _MOST_PARTS, KEYS, only, **early)
 

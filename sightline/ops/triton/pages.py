@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.pages import copy_pages, gather_pages, gathered, rows_of
 from sightline.ops.transfer import send
 from sightline.ops.triton import next_power_of_2, runs_here
@@ -21,8 +22,9 @@ _SEQUENCES = 256  # whose lengths are read at least: few numbers of them mean fe
 
 @triton.jit(do_not_specialize=["sequences", "max_pages"])
 def _gather(
-    k_cache, v_cache, page_table, context_lengths, keys, values, starts, sequences, max_pages, multiple: tl.constexpr,
-    page_size: tl.constexpr, size: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr, SEQUENCES: tl.constexpr,
+    k_cache, v_cache, k_scales, v_scales, page_table, context_lengths, keys, values, starts, sequences, max_pages,
+    multiple: tl.constexpr, page_size: tl.constexpr, size: tl.constexpr, head_dim: tl.constexpr, SIZE: tl.constexpr,
+    TOKENS: tl.constexpr, SEQUENCES: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(1)
     before = tl.arange(0, SEQUENCES)
@@ -40,40 +42,46 @@ def _gather(
         number = tl.arange(0, SIZE)
         known = token < context
         page = tl.load(page_table + sequence * max_pages + token // page_size, mask=known, other=0).to(tl.int64)
-        source = (page * page_size + token % page_size)[:, None] * size + number[None, :]
+        slot = page * page_size + token % page_size
+        source = slot[:, None] * size + number[None, :]
         target = (start + token).to(tl.int64)[:, None] * size + number[None, :]
         whole = number[None, :] < size
         own, inside = known[:, None] & whole, (token < rows)[:, None] & whole
         k = tl.load(k_cache + source, mask=own, other=0.0)
         v = tl.load(v_cache + source, mask=own, other=0.0)
-        tl.store(keys + target, k, mask=inside)
-        tl.store(values + target, v, mask=inside)
+        if QUANTISED:
+            scale = slot[:, None] * (size // head_dim) + number[None, :] // head_dim
+            k = k.to(tl.float32) * tl.load(k_scales + scale, mask=own, other=0.0)
+            v = v.to(tl.float32) * tl.load(v_scales + scale, mask=own, other=0.0)
+        tl.store(keys + target, k.to(keys.dtype.element_ty), mask=inside)
+        tl.store(values + target, v.to(values.dtype.element_ty), mask=inside)
 
 
-def _takes(k_cache: torch.Tensor, v_cache: torch.Tensor, page_table: torch.Tensor, *_: object, **__: object) -> bool:
-    contiguous = k_cache.is_contiguous() and v_cache.is_contiguous() and page_table.is_contiguous()
-    return runs_here(k_cache) and contiguous and k_cache.shape[2] * k_cache.shape[3] <= _MOST
+def _takes(cache: PagedCache, page_table: torch.Tensor, *_: object, **__: object) -> bool:
+    contiguous = cache.is_contiguous and page_table.is_contiguous()
+    return runs_here(cache.keys) and contiguous and cache.keys.shape[2] * cache.keys.shape[3] <= _MOST
 
 
 @gather_pages.kernel("triton", when=_takes)
 def gather_pages_triton(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     page_table: torch.Tensor,
     context_lengths: torch.Tensor,
     context_lengths_host: tuple[int, ...],
     multiple: int,
+    dtype: torch.dtype,
     workspace: Workspace,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    page_size, *row = k_cache.shape[1:]
-    sequences, size = len(context_lengths_host), row[0] * row[1]
+    _, page_size, kv_heads, head_dim = cache.keys.shape
+    sequences, size = len(context_lengths_host), kv_heads * head_dim
     rows = rows_of(context_lengths_host, multiple)
-    keys, values = workspace.take(*gathered(rows, k_cache))
-    starts = torch.empty(sequences + 1, dtype=torch.int32, device=k_cache.device)
+    keys, values = workspace.take(*gathered(rows, kv_heads, head_dim, dtype))
+    starts = torch.empty(sequences + 1, dtype=torch.int32, device=cache.keys.device)
     longest = rows_of((max(context_lengths_host),), multiple)
     _gather[(triton.cdiv(longest, _TOKENS), sequences)](
-        k_cache, v_cache, page_table, context_lengths, keys, values, starts, sequences, page_table.shape[1], multiple,
-        page_size, size, next_power_of_2(size), _TOKENS, max(_SEQUENCES, next_power_of_2(sequences)), num_warps=4,
+        cache.keys, cache.values, *cache.scales_for_kernel, page_table, context_lengths, keys, values, starts, sequences,
+        page_table.shape[1], multiple, page_size, size, head_dim, next_power_of_2(size), _TOKENS,
+        max(_SEQUENCES, next_power_of_2(sequences)), cache.quantised, num_warps=4,
     )  # fmt: skip
     return keys, values, starts
 

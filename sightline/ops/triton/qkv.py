@@ -8,6 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from sightline.ops.fp8 import INVERSE as _INVERSE
+from sightline.ops.fp8 import SMALLEST_MAXIMUM as _SMALLEST_MAXIMUM
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.qkv import HeadNorms, rotate_and_store
 from sightline.ops.rotary import TextRotation
 from sightline.ops.triton import next_power_of_2, runs_here
@@ -15,6 +18,15 @@ from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dep
 
 WHOLE_HEADS, WHOLE_WARPS = 16, 2  # of a program; measured
 _HEADS = 8
+INVERSE, SMALLEST = tl.constexpr(_INVERSE), tl.constexpr(_SMALLEST_MAXIMUM)
+
+
+@triton.jit
+def quantised(x, kind: tl.constexpr):
+    """Rows in 8-bit floats, and their scales, as quantise_rows makes them. x [rows, numbers]"""
+    wide = x.to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), 1), SMALLEST) * INVERSE
+    return tl.div_rn(wide, tl.broadcast_to(scale[:, None], wide.shape)).to(kind), scale
 
 
 @triton.jit
@@ -43,9 +55,9 @@ def partners(dim, frequencies: tl.constexpr, ADJACENT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotate_and_store(
-    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr,
-    NORMS: tl.constexpr, ADJACENT: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, k_scales, v_scales,
+    slots, tokens, heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, frequencies: tl.constexpr,
+    NORMS: tl.constexpr, ADJACENT: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -77,17 +89,32 @@ def _rotate_and_store(
     turned = (x.to(tl.float32) * cos[None, :] + other.to(tl.float32) * sin[None, :]).to(x.dtype)
     tl.store(q_out + (token * heads + head)[:, None] * head_dim + dim[None, :], turned, mask=inside & is_q[:, None])
     slot = tl.load(slots + token)
-    k_target = (slot * kv_heads + head - heads)[:, None] * head_dim + dim[None, :]
-    tl.store(k_cache + k_target, turned, mask=inside & is_k[:, None])
-    v_target = (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + dim[None, :]
-    tl.store(v_cache + v_target, plain, mask=inside & is_v[:, None])
+    k_slot = slot * kv_heads + head - heads
+    v_slot = k_slot - kv_heads
+    if QUANTISED:
+        turned, scale = quantised(turned, k_cache.dtype.element_ty)
+        tl.store(k_scales + k_slot, scale, mask=is_k)
+        plain, scale = quantised(plain, v_cache.dtype.element_ty)
+        tl.store(v_scales + v_slot, scale, mask=is_v)
+    tl.store(k_cache + k_slot[:, None] * head_dim + dim[None, :], turned, mask=inside & is_k[:, None])
+    tl.store(v_cache + v_slot[:, None] * head_dim + dim[None, :], plain, mask=inside & is_v[:, None])
+
+
+@triton.jit
+def _halves_quantised(low, high, kind: tl.constexpr):
+    """As `quantised`, of rows in two halves [rows, half]; scales [rows, 1]."""
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
+    scale = (tl.maximum(most, SMALLEST) * INVERSE)[:, None]
+    wide = tl.broadcast_to(scale, low.shape)
+    return tl.div_rn(low, wide).to(kind), tl.div_rn(high, wide).to(kind), scale
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotate_halves(
-    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, slots, tokens,
-    heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, NORMS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    PDL: tl.constexpr,
+    qkv, q_weight, k_weight, eps, positions, cos_table, sin_table, axes, q_out, k_cache, v_cache, k_scales, v_scales,
+    slots, tokens, heads: tl.constexpr, kv_heads: tl.constexpr, half: tl.constexpr, NORMS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, QUANTISED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Heads that are rotated whole, in pairs (i, i + half): each number is read once."""
     head_dim: tl.constexpr = 2 * half
@@ -119,10 +146,17 @@ def _rotate_halves(
     q_target = q_out + (token * heads + head)[:, None] * head_dim + dim[None, :]
     tl.store(q_target, turned_low, mask=is_q)
     tl.store(q_target + half, turned_high, mask=is_q)
-    k_target = k_cache + (slot * kv_heads + head - heads)[:, None] * head_dim + dim[None, :]
+    k_slot = slot * kv_heads + head - heads
+    v_slot = k_slot - kv_heads
+    if QUANTISED:
+        turned_low, turned_high, scale = _halves_quantised(turned_low, turned_high, k_cache.dtype.element_ty)
+        tl.store(k_scales + k_slot[:, None], scale, mask=is_k)
+        low, high, scale = _halves_quantised(low, high, v_cache.dtype.element_ty)
+        tl.store(v_scales + v_slot[:, None], scale, mask=is_v)
+    k_target = k_cache + k_slot[:, None] * head_dim + dim[None, :]
     tl.store(k_target, turned_low, mask=is_k)
     tl.store(k_target + half, turned_high, mask=is_k)
-    v_target = v_cache + (slot * kv_heads + head - heads - kv_heads)[:, None] * head_dim + dim[None, :]
+    v_target = v_cache + v_slot[:, None] * head_dim + dim[None, :]
     tl.store(v_target, low, mask=is_v)
     tl.store(v_target + half, high, mask=is_v)
 
@@ -147,26 +181,25 @@ def rotate_and_store_triton(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
     rotation: TextRotation,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: PagedCache,
     slots: torch.Tensor,
 ) -> torch.Tensor:
     tokens, all_heads, head_dim = qkv.shape
-    kv_heads = k_cache.shape[2]
+    kv_heads = cache.keys.shape[2]
     heads = all_heads - 2 * kv_heads
-    assert k_cache.is_contiguous() and v_cache.is_contiguous()
+    assert cache.is_contiguous
     gains, turns = kernel_norms(norms, qkv), kernel_rotation(rotation, tokens)
     out = qkv.new_empty(tokens, heads, head_dim)
     half = len(rotation.axes)
     if rotation.pairing == "halves" and 2 * half == head_dim and half == next_power_of_2(half):
         _rotate_halves[(tokens, triton.cdiv(all_heads, WHOLE_HEADS))](
-            qkv, *gains, *turns, out, k_cache, v_cache, slots, tokens, heads, kv_heads, half, norms is not None, WHOLE_HEADS,
-            num_warps=WHOLE_WARPS, **dependent_launch(tokens, qkv.device),
+            qkv, *gains, *turns, out, cache.keys, cache.values, *cache.scales_for_kernel, slots, tokens, heads, kv_heads, half,
+            norms is not None, WHOLE_HEADS, cache.quantised, num_warps=WHOLE_WARPS, **dependent_launch(tokens, qkv.device),
         )  # fmt: skip
         return out
     grid = (tokens, triton.cdiv(all_heads, _HEADS))
     _rotate_and_store[grid](
-        qkv, *gains, *turns, out, k_cache, v_cache, slots, tokens, heads, kv_heads, head_dim, half, norms is not None,
-        rotation.pairing == "adjacent", _HEADS, next_power_of_2(head_dim),
+        qkv, *gains, *turns, out, cache.keys, cache.values, *cache.scales_for_kernel, slots, tokens, heads, kv_heads, head_dim,
+        half, norms is not None, rotation.pairing == "adjacent", _HEADS, next_power_of_2(head_dim), cache.quantised,
     )  # fmt: skip
     return out
