@@ -114,7 +114,7 @@ def gather_pages(
 
 
 def _copy_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    for layers, pages, page in ((1, 3, (1, 1, 2)), (3, 9, (16, 2, 72)), (2, 40, (64, 8, 128))):
+    for layers, pages, page in ((1, 3, (1, 1, 2)), (3, 9, (16, 2, 72)), (2, 40, (64, 8, 128)), (2, 7, (16, 4))):
         order = make.permutation(pages)
         count = min(5, pages // 2)
         caches = [make.normal(pages, *page) for _ in range(2 * layers)]
@@ -126,4 +126,5 @@ def copy_pages(caches: Sequence[torch.Tensor], sources: torch.Tensor, targets: t
     """Pages `sources` [n] int64 go to `targets` [n], in each of the caches, [pages, page_size, kv_heads, head_dim]; no page is
     both."""
     for cache in caches:
-        cache.index_copy_(0, targets, cache.index_select(0, sources))
+        as_bytes = cache.view(torch.uint8)  # torch copies no 8-bit floats by index
+        as_bytes.index_copy_(0, targets, as_bytes.index_select(0, sources))

@@ -65,6 +65,11 @@ def assert_within(found: torch.Tensor, expected: torch.Tensor, tolerance: Tolera
     torch.testing.assert_close(found, expected, atol=tolerance.absolute, rtol=tolerance.relative)
 
 
+def is_too_long_to_interpret(op: Op[..., Any], arguments: dict[str, Any]) -> bool:
+    """The prompt that is long enough to gather its keys: half a minute of the interpreter, which gathers nothing."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and op.name == "paged_attention" and arguments["q"].numel() > 2**19
+
+
 def test_the_registry_is_filled() -> None:
     expected = {
         "rms_norm", "add_rms_norm", "layer_norm", "gelu", "linear_gelu_tanh", "silu_mul", "rotary", "vision_rotary",
@@ -92,7 +97,7 @@ def test_definition_and_kernels(op: Op[..., Any], dtype: torch.dtype, device: st
         placed = inspect.signature(op.definition).bind(**arguments).args  # models call ops either way
         for kernel in op.kernels:
             assert kernel.when(*placed) == kernel.when(**arguments)
-            if kernel.when(**arguments):
+            if kernel.when(**arguments) and not is_too_long_to_interpret(op, arguments):
                 used.add(kernel.name)
                 for found, reference in zip(outcome(kernel.run, arguments), expected, strict=True):
                     assert_within(found, reference, op.tolerances[dtype])
