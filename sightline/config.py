@@ -223,10 +223,10 @@ class EngineConfig:
     kv_cache_gb: float | None = setting(
         None, "Memory for keys and values in GB; by default 1 GB on a CPU, and what gpu_memory_utilization leaves on a GPU."
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = setting(
         "auto",
-        "Numbers that keys and values are kept in: 'auto' is the model's, 'fp8' 8-bit floats with a scale per token and head, "
-        "nearly twice the tokens in the same memory (docs/quantization.md).",
+        "Numbers that keys and values are kept in: 'auto' is the model's; 'fp8' (or 'fp8_e4m3') is 8-bit floats with a scale per "
+        "token and head, nearly twice the tokens in the same memory.",
     )
     gpu_memory_utilization: float = setting(0.9, "Share of the GPU's memory that model and caches may take together.")
     enable_prefix_caching: bool = setting(True, "Whether requests share keys and values of equal beginnings.")
@@ -244,6 +244,11 @@ class EngineConfig:
     warm_up: bool | None = setting(
         None, "Whether a few requests run before the first real one, so that it need not wait for kernels; by default on a GPU."
     )
+
+    @property
+    def quantised_cache(self) -> bool:
+        """Whether keys and values are 8-bit floats."""
+        return self.kv_cache_dtype != "auto"
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:

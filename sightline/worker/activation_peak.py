@@ -107,7 +107,7 @@ def measure_peaks(
     at_once = max(config.max_patches_per_step, processor.most_patches_at_once())
 
     def language(tokens: int, sequences: int, context: int = longest) -> int:
-        caches = config.page_size, workspaces.gathered, config.kv_cache_dtype == "fp8"
+        caches = config.page_size, workspaces.gathered, config.quantised_cache
         return _peak(device, lambda: profile_language(model, tokens, sequences, context, *caches))
 
     def tower(patches: int) -> int:

@@ -25,7 +25,7 @@ def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
         for queries in ((1, 1), (3, 1)):
             chosen_attention(model, config, queries)
     except NoKernelError:
-        kept = " in 8-bit floats" if config.kv_cache_dtype == "fp8" else ""
+        kept = " in 8-bit floats" if config.quantised_cache else ""
         heads = f"heads of {attention.head_dim} {index} with pages of {config.page_size}{kept}"
         raise _refusal("attention_backend", config.attention_backend, heads) from None
     if model.tower_backend is None:

@@ -58,7 +58,7 @@ def build_worker(
     if ranks is not None:  # the host counts the same pages and states on all of them
         pages, slots = ranks.steps.least(memory.pages), ranks.steps.least(memory.state_slots)
         memory = replace(memory, pages=pages, state_slots=slots)
-    layers, quantised = model.spec.text.layers, config.kv_cache_dtype == "fp8"
+    layers, quantised = model.spec.text.layers, config.quantised_cache
     caches = allocate_caches(layers, memory.pages, config.page_size, memory.state_slots, device, dtype, quantised)
     arena = EmbeddingArena(memory.blocks * BLOCK_ROWS, model.spec.vision.embedding_width, device, dtype)
     # Of an item that one rank's GPU cannot decode the others would know nothing.

@@ -157,7 +157,7 @@ def plan_on_gpu(
 
 
 def _page_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    return config.page_size * spec.text.token_bytes(dtype.itemsize, config.kv_cache_dtype == "fp8")
+    return config.page_size * spec.text.token_bytes(dtype.itemsize, config.quantised_cache)
 
 
 def _state_slots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, default_gb: float) -> tuple[int, int]:

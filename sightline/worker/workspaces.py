@@ -51,7 +51,7 @@ def chosen_attention(
     """What attention over pages runs for sequences with so many new tokens."""
     weight, spec = model.text.embed_tokens.weight, model.spec.text.attention
     sizes = (config.page_size, spec.num_kv_heads, spec.head_dim)
-    cache = empty_cache(1, *sizes, weight.device, weight.dtype, config.kv_cache_dtype == "fp8")
+    cache = empty_cache(1, *sizes, weight.device, weight.dtype, config.quantised_cache)
     starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device=weight.device)
     q = weight.new_empty(sum(queries), spec.num_heads, spec.head_dim)
     table, lengths = starts.new_zeros(len(queries), 1), starts.new_ones(len(queries))

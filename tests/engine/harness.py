@@ -119,7 +119,7 @@ def sized_driver(folder: Path, tokens: int, rows: int, **settings: Any) -> Drive
     host = int(engine.config.embedding_host_cache_gb * 1024**3)
     row_bytes = engine.executor.facts.memory.row_bytes
     engine.schedule.embeddings = engine.encoder._embeddings = EmbeddingCache(blocks, block_rows, row_bytes, host)
-    layers, quantised = spec.text.layers, engine.config.kv_cache_dtype == "fp8"
+    layers, quantised = spec.text.layers, engine.config.quantised_cache
     worker.caches = allocate_caches(layers, pages, engine.config.page_size, 0, rows_now.device, rows_now.dtype, quantised)
     # NaN everywhere: a slot or a row that is read before it is written spoils the answer.
     arena = EmbeddingArena(blocks * block_rows, spec.vision.embedding_width, rows_now.device, rows_now.dtype)

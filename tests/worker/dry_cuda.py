@@ -5,7 +5,7 @@ and not launched; what is read back is zero. So nothing here says whether result
 GPU cannot find otherwise: arguments that do not fit, tensors on the wrong device, workspaces that are too small, names that are
 gone, on the paths that only CUDA takes (memory plan, profile runs, graphs, page-locked copies, streams, the choice of kernels).
 
-    python -m tests.worker.dry_cuda FAMILY SIZE QUANTIZATION
+    python -m tests.worker.dry_cuda FAMILY SIZE QUANTIZATION     none, fp8, or fp8-kv: keys and values as well
 """
 
 import contextlib
@@ -240,7 +240,9 @@ def ask(folder: Path, quantization: str) -> None:
 
     from sightline import LLM, SamplingParams
 
-    settings: dict[str, Any] = {} if quantization == "none" else {"quantization": quantization}
+    settings: dict[str, Any] = {} if quantization == "none" else {"quantization": "fp8"}
+    if quantization == "fp8-kv":
+        settings["kv_cache_dtype"] = "fp8"
     settings |= {"max_num_seqs": 8, "max_num_batched_tokens": 2048}  # few graphs, and chunks that are worth gathering keys for
     with LLM(folder, device="cuda", load_format="dummy", max_model_len=16384, **settings) as llm:
         picture = {"type": "image", "image": Image.new("RGB", (640, 480))}

@@ -27,6 +27,7 @@ ALWAYS = (
     [
         ("qwen3-vl", "2b", "none", "_join_items"),
         ("qwen3-vl", "8b", "none", "_linear_silu_mul"),
+        ("qwen3-vl", "4b", "fp8-kv", "_attend_chunks"),
         ("qwen2.5-vl", "3b", "fp8", "_quantise"),
         ("qwen3.5", "9b", "none", "_delta_token"),
         ("glm-4.1v", "9b", "none", "_rotate_and_store"),

@@ -22,7 +22,15 @@ from sightline.ops.fp8 import BLOCK, fp8_block_linear, fp8_linear, fp8_linear_si
 from sightline.ops.linear import SMALL_M, SPLIT_SUMS, TWO_OPS, linear, linear_silu_mul
 from sightline.ops.triton import runs_here
 from sightline.ops.triton.dependent_launch import has_dependent_launch, launch_dependents
-from sightline.ops.triton.small_m_tilings import Chip, Tiling, fits_workspace, gated_tiling, linear_tiling, row_bucket
+from sightline.ops.triton.small_m_tilings import (
+    HOPPER_SHARED_BYTES,
+    Chip,
+    Tiling,
+    fits_workspace,
+    gated_tiling,
+    linear_tiling,
+    row_bucket,
+)
 from sightline.ops.workspace import Workspace
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of x, as quantise_rows gives them, and of the weight
@@ -265,8 +273,7 @@ def _hopper(device: torch.device) -> Chip | None:
     found = torch.cuda.get_device_properties(device)
     if found.major != 9:
         return None
-    shared = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    return Chip(found.name, found.multi_processor_count, int(shared))
+    return Chip(found.name, found.multi_processor_count, HOPPER_SHARED_BYTES)
 
 
 def _takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace | None = None) -> bool:

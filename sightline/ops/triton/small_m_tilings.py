@@ -41,7 +41,8 @@ class Chip:
         return self.multiprocessors * max(1, self.shared_bytes // (tiling.stages * stage))
 
 
-H200 = Chip("NVIDIA H200", 132, 227 * 1024)
+HOPPER_SHARED_BYTES = 227 * 1024
+H200 = Chip("NVIDIA H200", 132, HOPPER_SHARED_BYTES)
 _INNER = 128  # numbers that rows must be a multiple of: other sizes, which need masks, are slow
 _WIDE = 32768  # columns of a result: an output head
 _DEEP = 8192  # numbers of a row: sums worth sharing among more programs
