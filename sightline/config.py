@@ -225,8 +225,8 @@ class EngineConfig:
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = setting(
         "auto",
-        "Numbers that keys and values are kept in: 'auto' is the model's; 'fp8' (or 'fp8_e4m3') is 8-bit floats with a scale per "
-        "token and head, nearly twice the tokens in the same memory.",
+        "Numbers that keys and values are kept in: 'auto' is the model's; 'fp8' (or 'fp8_e4m3') is 8-bit floats with a scale "
+        "per token and head, nearly twice the tokens in the same memory.",
     )
     gpu_memory_utilization: float = setting(0.9, "Share of the GPU's memory that model and caches may take together.")
     enable_prefix_caching: bool = setting(True, "Whether requests share keys and values of equal beginnings.")
