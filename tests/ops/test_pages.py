@@ -114,7 +114,7 @@ def test_longer_and_longer_contexts_take_no_more_memory() -> None:
         table = torch.randint(0, 64, (1, context // page_size), dtype=torch.int32, device=device)
         starts = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         lengths = torch.tensor([context], dtype=torch.int32, device=device)
-        paged_attention(q, cache, cache, PagedSequences(table, starts, lengths, (tokens,), (context,), workspace))
+        paged_attention(q, PagedCache(cache, cache), PagedSequences(table, starts, lengths, (tokens,), (context,), workspace))
         assert is_worth_gathering(128, (tokens,), (context,))
         taken.append(torch.cuda.memory_reserved())
     assert taken[-1] - taken[0] <= 4 * 2**20, taken  # a table of pages

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 from sightline.ops.dispatch import OPS
 from sightline.ops.kernels import register_kernels
+from sightline.ops.paged_cache import PagedCache
 from sightline.ops.rotary import RotaryTable, TextRotation
 from sightline.ops.sequences import PagedSequences
 from sightline.worker.step_graphs import StepBucket, buckets
@@ -21,15 +22,15 @@ def takes_it(bucket: StepBucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, "runs_here", lambda _: True)
     others = (1,) * (bucket.sequences - 1)
     lengths = (1 if bucket.decoding else bucket.tokens, *others)  # as worker/step_graphs.py says them
-    cache = torch.empty(2, 16, KV_HEADS, SIZE)
+    cache = PagedCache(torch.empty(2, 16, KV_HEADS, SIZE), torch.empty(2, 16, KV_HEADS, SIZE))
     table, starts = torch.zeros(bucket.sequences, 4, dtype=torch.int32), torch.zeros(bucket.sequences + 1, dtype=torch.int32)
     sequences = PagedSequences(table, starts, starts[1:], lengths, (64,) * bucket.sequences)
     qkv, slots = torch.empty(bucket.tokens, HEADS + 2 * KV_HEADS, SIZE), torch.zeros(bucket.tokens, dtype=torch.int64)
     rotation = TextRotation(starts, RotaryTable(torch.empty(8, SIZE // 2), torch.empty(8, SIZE // 2)), starts, "halves")
     found = []
-    if new_tokens._takes(qkv, None, rotation, cache, cache, slots, sequences):
+    if new_tokens._takes(qkv, None, rotation, cache, slots, sequences):
         found.append("attend_new_tokens")
-    if paged_attention._takes_decoding(qkv[:, :HEADS].contiguous(), cache, cache, sequences):
+    if paged_attention._takes_decoding(qkv[:, :HEADS].contiguous(), cache, sequences):
         found.append("paged_attention")
     return found
 
