@@ -87,7 +87,7 @@ def test_a_step_does_not_wait_for_the_device(llm: LLM, family: str) -> None:
     try:
         engine.encoder.submit(step.encodes)
         found = engine.encoder.poll()
-        given = pack_step(step, engine._answers, engine.schedule.embeddings)
+        given = pack_step(step, engine._answers, engine.schedule.embeddings, {})
         failure = engine.executor.submit(given)
     finally:
         torch.cuda.set_sync_debug_mode("default")
