@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import queue
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,8 @@ class LLM:
         facts = self.engine.executor.facts
         self.device, self.dtype = torch.device(facts.device), getattr(torch, facts.dtype)
         self._thread = EngineThread(self.engine)
+        # The thread knows the engine and not this object: with the last reference to it, the thread and the model's memory go.
+        weakref.finalize(self, self._thread.end).atexit = False
 
     def close(self) -> None:
         """Ends the engine's thread. A closed LLM answers no more."""

@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import dataclasses
+import gc
 import http.server
 import io
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,18 @@ def test_the_context_length_bounds_prompt_and_answer(tiny_checkpoints: dict[str,
     assert answer.prompt_tokens + len(answer.token_ids) == 64 and answer.finish_reason == "length"
     with pytest.raises(PromptError, match="63"):
         llm.chat([{"role": "user", "content": "x" * 60}])
+
+
+def test_an_engine_goes_with_its_last_reference(tiny_checkpoints: dict[str, Path], png: bytes) -> None:
+    """Red when a thread that nobody can close any more keeps a model for good."""
+    llm = LLM(tiny_checkpoints["qwen3-vl"], device="cpu")
+    assert llm.chat(ask(png), GREEDY).text
+    engine, thread = weakref.ref(llm.engine), llm._thread._thread
+    del llm
+    gc.collect()
+    thread.join(60)
+    gc.collect()
+    assert not thread.is_alive() and engine() is None
 
 
 def test_seeds(llm: LLM) -> None:

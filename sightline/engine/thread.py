@@ -65,17 +65,21 @@ class EngineThread:
         return future.result()
 
     def close(self) -> None:
-        """Ends the thread after the step in progress; requests that still run are dropped."""
+        """Ends the thread and the engine after the step in progress; requests that still run are dropped."""
+        self.end()
+        self._thread.join()
+
+    def end(self) -> None:
+        """As close, but waits for nothing: garbage is collected in any thread, the engine's own as well."""
         if not self._closed:
             self._closed = True
             self._commands.put(None)
-            self._thread.join()
-            self._engine.close()
 
     def _loop(self) -> None:
         while True:
             command = self._next_command()
             if command is None:
+                self._engine.close()
                 return
             if command is not _IDLE:
                 command()
