@@ -1,4 +1,8 @@
-"""Runs a function on several ranks: processes forked from this one that talk over gloo."""
+"""Runs a function on several ranks: processes that talk over gloo.
+
+They are forked from a small process with the modules loaded, not from this one: a process of tests has had many threads, whose
+locks a fork would copy, and gigabytes that the machine may not promise twice.
+"""
 
 import multiprocessing
 import tempfile
@@ -12,10 +16,13 @@ import torch
 from sightline.parallel.group import Group
 from sightline.parallel.rank_info import RankInfo
 
+LOADED = ["pytest", "torch.distributed", "sightline.encoder.vision_parallel", "sightline.models.load", "sightline.models.files"]
+
 
 def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """function(group, *arguments) on each of `size` ranks; what they return, in order. An error of one of them is raised."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LOADED)
     with tempfile.TemporaryDirectory() as folder:
         ends, processes = [], []
         for rank in range(size):
