@@ -29,7 +29,7 @@ from sightline.encoder.decoding.cancellation import Cancellation
 from sightline.encoder.decoding.decoder import MediaDecoder
 from sightline.encoder.decoding.helper import Helper
 from sightline.encoder.decoding.helper_pool import HelperPool
-from sightline.encoder.decoding.messages import DecodeReply, Started
+from sightline.encoder.decoding.messages import Decoded, Message
 from sightline.encoder.decoding.pixels import PixelState
 from sightline.encoder.patches import make_patches
 from sightline.errors import HostMemoryError, MediaError
@@ -193,9 +193,10 @@ def test_cancelling_in_the_moment_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
     helper, cancellation, one = Helper(), Cancellation(), item(jpeg(seed=8))
     receive = helper_module.receive_reply
 
-    def receive_and_cancel(channel: socket.socket) -> Started | DecodeReply:
+    def receive_and_cancel(channel: socket.socket) -> Message:
         reply = receive(channel)
-        cancellation.request()
+        if isinstance(reply, Decoded):
+            cancellation.request()
         return reply
 
     try:
@@ -207,6 +208,22 @@ def test_cancelling_in_the_moment_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
         assert helper.decode(one, MEMORY, Cancellation()).frames.any()
         with pytest.raises(DecodeCancelled):
             helper.decode(one, MEMORY, cancellation)
+    finally:
+        helper.close()
+
+
+# Red if an item fails because the process it was given to had died before, which was not seen yet.
+@LINUX
+def test_an_item_outlives_a_helper_that_died_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    helper, one = Helper(), item(jpeg(seed=8))
+    try:
+        helper.decode(one, MEMORY, Cancellation())
+        (idle,) = children()
+        os.kill(idle, signal.SIGKILL)
+        wait_for(lambda: ended(idle))
+        monkeypatch.setattr(helper._process, "poll", lambda: None)
+        assert helper.decode(one, MEMORY, Cancellation()).frames.any()
+        assert idle not in children()
     finally:
         helper.close()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from sightline.encoder.decoding import shared_memory
 from sightline.encoder.decoding.cancellation import Cancellation
-from sightline.encoder.decoding.messages import Closed, DecodeTask, Failed, Started, receive_reply, send_task
+from sightline.encoder.decoding.messages import Begun, Closed, Decoded, DecodeTask, Failed, Started, receive_reply, send_task
 from sightline.encoder.decoding.pixels import Pixels, is_shrunk, result_shape
 from sightline.errors import HostMemoryError, MediaError
 from sightline.media.decoder_errors import DecodeCancelled
@@ -21,6 +21,10 @@ COMMAND = (sys.executable, "-m", "sightline.encoder.decoding.process")
 _SPARE_BYTES = 1 << 29  # that a decoder may take beyond what is counted for it: its tables, threads and scratch
 _CODEC_BYTES_PER_PIXEL = 200  # of a video's frame: ffmpeg keeps dozens for its threads and for reference
 _END_PATIENCE_S = 5.0
+
+
+class _DiedIdleError(Exception):
+    """The process died while it had nothing to do, and this was not seen before it got an item."""
 
 
 class Helper:
@@ -34,16 +38,25 @@ class Helper:
     def decode(self, item: MediaItem, memory_bytes: int, cancellation: Cancellation, limit_s: float | None = None) -> Pixels:
         """Raises MediaError if the item cannot be decoded, takes longer than `limit_s` or the process dies, DecodeCancelled if
         it was killed for that."""
+        try:
+            return self._decode(item, memory_bytes, cancellation, limit_s)
+        except _DiedIdleError:  # before it began: no fault of the item, which a new process decodes
+            return self._decode(item, memory_bytes, cancellation, limit_s)
+
+    def _decode(self, item: MediaItem, memory_bytes: int, cancellation: Cancellation, limit_s: float | None) -> Pixels:
         process, channel = self._running()
         task = _task(item, memory_bytes)
         descriptor = shared_memory.create(int(np.prod(task.shape)))
+        was_idle, has_begun = self._has_started, False
         try:
             with cancellation.killing(process.kill):
                 self._wait_until_started(channel)
                 channel.settimeout(limit_s)
                 send_task(channel, task, item.ref.data, descriptor)
+                assert isinstance(receive_reply(channel), Begun)
+                has_begun = True
                 reply = receive_reply(channel)
-                assert not isinstance(reply, Started)
+                assert isinstance(reply, Decoded | Failed)
             if cancellation():  # the reply came, but so may have the signal
                 self._ended()
                 raise DecodeCancelled
@@ -59,6 +72,8 @@ class Helper:
             if isinstance(error, TimeoutError):
                 taken = f"it took longer than the {limit_s:g} s allowed (max_pdf_seconds)"
                 raise MediaError(f"Image {item.ref.source} cannot be decoded: {taken}.") from error
+            if was_idle and not has_begun:
+                raise _DiedIdleError from error
             raise _death(item, code) from error
         finally:
             os.close(descriptor)

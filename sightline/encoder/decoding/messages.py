@@ -2,7 +2,7 @@
 
 ```
 to the helper     Task with a file descriptor for the pixels, then the encoded bytes
-from the helper   Started, once; then Decoded │ Failed for each task
+from the helper   Started, once; then Begun and Decoded │ Failed for each task
 ```
 """
 
@@ -35,6 +35,10 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """Python and its modules are there: time that an item takes is counted from here."""
 
 
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """The task is here whole. If the process dies now, the item may be why."""
+
+
 class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
     seconds: float
 
@@ -47,10 +51,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 DecodeReply: TypeAlias = Decoded | Failed
+Message: TypeAlias = Started | Begun | DecodeReply
 
 _encoder = msgspec.msgpack.Encoder()
 _tasks = msgspec.msgpack.Decoder(DecodeTask)
-_replies: msgspec.msgpack.Decoder[Started | DecodeReply] = msgspec.msgpack.Decoder(Started | DecodeReply)
+_replies: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class Closed(Exception):
@@ -74,12 +79,12 @@ def receive_task(channel: socket.socket) -> tuple[DecodeTask, bytes, int]:
     return task, _receive(channel, task.data_bytes), descriptors[0]
 
 
-def send_reply(channel: socket.socket, reply: Started | DecodeReply) -> None:
+def send_reply(channel: socket.socket, reply: Message) -> None:
     message = _encoder.encode(reply)
     channel.sendall(_LENGTH.pack(len(message)) + message)
 
 
-def receive_reply(channel: socket.socket) -> Started | DecodeReply:
+def receive_reply(channel: socket.socket) -> Message:
     return _replies.decode(_receive(channel, _LENGTH.unpack(_receive(channel, _LENGTH.size))[0]))
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 
 from sightline.child_process import die_with_parent
 from sightline.encoder.decoding.messages import (
+    Begun,
     Closed,
     Decoded,
     DecodeReply,
@@ -51,7 +52,9 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the engine is gone, and so are we
         send_reply(channel, Started())
         while True:
-            send_reply(channel, _answer(*tasks.get()))
+            task = tasks.get()
+            send_reply(channel, Begun())
+            send_reply(channel, _answer(*task))
 
 
 def _listen(channel: socket.socket, tasks: "queue.SimpleQueue[tuple[DecodeTask, bytes, int]]") -> None:
