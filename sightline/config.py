@@ -218,6 +218,9 @@ class EngineConfig:
         "by default on a GPU.",
         old_name="encode_aside",  # old name
     )
+    share_repeated_frames: bool = setting(
+        True, "Whether frames of a video that equal earlier ones of it share their embeddings, instead of being encoded again."
+    )
     lookahead_patches: int = setting(16384, "Patches per step that may be encoded ahead for requests still in the queue.")
     page_size: int = setting(16, "Tokens per page of the key/value cache.")
     kv_cache_gb: float | None = setting(

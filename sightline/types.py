@@ -146,6 +146,10 @@ class MediaItem:
         (view,) = self.views
         return view.resized
 
+    def cut_to(self, groups: int) -> "MediaItem":
+        """Of a video, so many of its temporal patches."""
+        return replace(self, grids=tuple((groups, height, width) for _, height, width in self.grids))
+
     def without_bytes(self) -> "MediaItem":
         return replace(self, ref=replace(self.ref, data=b""))
 

@@ -19,6 +19,22 @@ def split_views(item: MediaItem, patches: torch.Tensor) -> tuple[torch.Tensor, .
     return views
 
 
+def repeat_frames(
+    rows: torch.Tensor, items: Sequence[MediaItem], groups: Sequence[tuple[int, ...]], tower: Tower
+) -> torch.Tensor:
+    """The tower's rows of all temporal patches, from those that differ, which `items` are: `groups` as in EncodeItem."""
+    if not any(groups):
+        return rows
+    index, first = [], 0
+    for item, places in zip(items, groups, strict=True):
+        for frames, height, width in item.grids:
+            count = tower.num_rows((1, height, width))
+            own = np.arange(first, first + frames * count)
+            index.append(own.reshape(frames, count)[list(places)].reshape(-1) if places else own)
+            first += frames * count
+    return rows.index_select(0, send(np.concatenate(index), rows.device))
+
+
 def arrange_embeddings(rows: torch.Tensor, items: Sequence[MediaItem], processor: ProcessorSpec, tower: Tower) -> torch.Tensor:
     """Rows of the items' views, one item after another, in the order that the family gives them: ProcessorSpec.arrange."""
     orders = [processor.arrange(item) for item in items]

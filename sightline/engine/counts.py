@@ -11,6 +11,7 @@ class Counts:
     videos_decoded: int = 0  # the videos among them
     encoded: int = 0  # images and videos that went through the tower
     videos_encoded: int = 0  # the videos among them
+    frames_shared: int = 0  # temporal patches of videos that were not encoded, because earlier ones have the same pixels
     patches: int = 0
     peak_patches: int = 0  # most patches encoded together
     peak_items: int = 0  # most items encoded together
@@ -24,7 +25,8 @@ class Counts:
 
     def note_encoded(self, given: EncodeInput, output: EncodeOutput) -> None:
         ready = [item for item in given.items if item.key in output.ready]
-        fresh = [item.item for item in ready if item.for_tower]
+        fresh = [item.distinct for item in ready if item.for_tower]
+        self.frames_shared += sum(len(item.groups) - len(set(item.groups)) for item in ready)
         self.restored += sum(item.restore for item in ready)
         self.encoded += len(fresh)
         self.videos_encoded += sum(item.ref.kind == "video" for item in fresh)

@@ -159,7 +159,7 @@ class Encoder:
         if self.is_for_gpu(item):
             return EncodeItem(entry.key, slots, item), 0.0
         pixels = self._decoder.take(item)
-        return EncodeItem(entry.key, slots, item.without_bytes(), pixels.frames), pixels.seconds
+        return EncodeItem(entry.key, slots, item.without_bytes(), pixels.frames, groups=pixels.groups), pixels.seconds
 
     def poll(self, wait: bool = False) -> list[EncodeResult]:
         """What has become of items since this was last asked; with `wait`, of all that the worker is at."""

@@ -190,6 +190,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     items_encoded: int
     videos_decoded: int  # the videos among the items
     videos_encoded: int
+    frames_shared: int
     items_restored: int
     patches_encoded: int
     preemptions: int

@@ -171,6 +171,7 @@ class EngineServer:
             items_encoded=counts.encoded,
             videos_decoded=counts.videos_decoded,
             videos_encoded=counts.videos_encoded,
+            frames_shared=counts.frames_shared,
             items_restored=counts.restored,
             patches_encoded=counts.patches,
             preemptions=schedule.preemptions,

@@ -97,6 +97,9 @@ class Metrics(Observer):
         }
         self._media_bytes = self._counter("media_received_bytes", "Bytes of media in requests.", "kind")
         self._patches = self._counter("patches_encoded", "Patches that went through the tower.")
+        self._frames_shared = self._counter(
+            "video_frames_shared", "Temporal patches of videos that were not encoded: earlier ones have the same pixels."
+        )
         for stage in VISION_STAGES:
             self._stages.labels(stage)
         for kind in KINDS:
@@ -260,6 +263,7 @@ class Metrics(Observer):
         self._grow(self._decoded["video"], "videos decoded", stats.videos_decoded)
         self._grow(self._encoded["image"], "images encoded", stats.items_encoded - stats.videos_encoded)
         self._grow(self._encoded["video"], "videos encoded", stats.videos_encoded)
+        self._grow(self._frames_shared, "frames shared", stats.frames_shared)
         self._grow(self._patches, "patches", stats.patches_encoded)
         self._grow(self._preemptions, "preemptions", stats.preemptions)
         self._grow(self._steps, "steps", stats.steps)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sightline.encoder.embeddings import arrange_embeddings, given_rows, split_views
+from sightline.encoder.embeddings import arrange_embeddings, given_rows, repeat_frames, split_views
 from sightline.encoder.gpu_decode import GpuDecoder
 from sightline.encoder.graphs import TowerGraphs
 from sightline.encoder.patch_maker import PatchMaker
@@ -179,7 +179,7 @@ class Encodes:
     def _make_patches(self, encode: _Encode) -> Patches:
         fresh = encode.fresh
         with self._decoding:
-            return self._maker.make([item.item for item in fresh], [item.pixels for item in fresh], encode.clock)
+            return self._maker.make([item.distinct for item in fresh], [item.pixels for item in fresh], encode.clock)
 
     @torch.inference_mode()
     def _run_tower(self, encode: _Encode, patches: Patches) -> None:
@@ -190,19 +190,25 @@ class Encodes:
         if good:
             encode.timer = DeviceTimer(self._device)
             with encode.timer:
-                rows = self.encode_patches([item.item for item, _ in good], [made for _, made in good])
+                items, groups = [item.item for item, _ in good], [item.groups for item, _ in good]
+                rows = self.encode_patches(items, [made for _, made in good], groups)
                 self._arena.store(np.concatenate([item.slots for item, _ in good]), rows)
 
     # ---- The tower
 
-    def encode_patches(self, items: Sequence[MediaItem], patches: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Embeddings of several items, one after another, [rows, width]."""
-        views = [view for item, made in zip(items, patches, strict=True) for view in split_views(item, made)]
-        grids = [grid for item in items for grid in item.grids]
+    def encode_patches(
+        self, items: Sequence[MediaItem], patches: Sequence[torch.Tensor], groups: Sequence[tuple[int, ...]] | None = None
+    ) -> torch.Tensor:
+        """Embeddings of several items, one after another, [rows, width]; `groups` of each as in EncodeItem."""
+        groups = groups or [()] * len(items)
+        distinct = [item.cut_to(max(found) + 1) if found else item for item, found in zip(items, groups, strict=True)]
+        views = [view for item, made in zip(distinct, patches, strict=True) for view in split_views(item, made)]
+        grids = [grid for item in distinct for grid in item.grids]
         if self._ranks is None:
             rows = self._run_pieces(views, grids)
         else:
             rows = self._ranks.encode(views, grids, self._run_pieces, self._run_pieces_together)
+        rows = repeat_frames(rows, distinct, groups, self._model.vision)
         return arrange_embeddings(rows, items, self._maker.processor, self._model.vision)
 
     def _run_pieces(self, views: Sequence[torch.Tensor], grids: Sequence[Grid]) -> torch.Tensor:

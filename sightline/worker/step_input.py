@@ -164,6 +164,13 @@ class EncodeItem:
     item: MediaItem  # its ref has bytes only where the worker decodes them itself, or where they are the embeddings
     pixels: NDArray[np.uint8] | None = None  # [frames, height, width, 3] as decoding/pixels.py gives them
     restore: bool = False  # copied back from host memory
+    # Of a video with repeated frames: for each temporal patch, which of those in `pixels` it equals; empty: they are all there.
+    groups: tuple[int, ...] = ()
+
+    @property
+    def distinct(self) -> MediaItem:
+        """What there are pixels of."""
+        return self.item.cut_to(max(self.groups) + 1) if self.groups else self.item
 
     @property
     def for_tower(self) -> bool:

@@ -26,6 +26,7 @@ from sightline.encoder.decoding.helper import Helper
 from sightline.encoder.decoding.helper_pool import HelperPool
 from sightline.encoder.decoding.job import Job, Lane, bytes_in_helper, bytes_in_thread, is_cheap
 from sightline.encoder.decoding.pixels import Pixels, PixelState
+from sightline.encoder.decoding.repeats import drop_repeats
 from sightline.errors import MediaError, without_addresses
 from sightline.media.decode import decode_image, video_frames
 from sightline.media.decoder_errors import DecodeCancelled, check_cancelled, not_enough_memory
@@ -37,8 +38,8 @@ log = logging.getLogger("sightline.decoding")
 class MediaDecoder:
     """Used by one thread. `decoded` counts items given to a decoder, `videos_decoded` the videos among them."""
 
-    def __init__(self, threads: int, memory_bytes: int, page_limit_s: float | None = None) -> None:
-        """`page_limit_s` is how long rendering one page of a PDF may take."""
+    def __init__(self, threads: int, memory_bytes: int, page_limit_s: float | None = None, share_frames: bool = False) -> None:
+        """`page_limit_s` is how long rendering one page of a PDF may take; `share_frames` drops repeated frames of videos."""
         helpers = max(1, threads // 4)
         self._memory_bytes = memory_bytes
         large_share = memory_bytes * 3 // 4
@@ -46,7 +47,7 @@ class MediaDecoder:
         self._large = Lane(helpers, large_share, large_share)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._helpers = HelperPool(helpers)
-        self._page_limit_s = page_limit_s
+        self._page_limit_s, self._share_frames = page_limit_s, share_frames
         self._lock = threading.RLock()
         self._jobs: dict[bytes, Job] = {}  # by key, most urgent first
         self._failed: list[Job] = []
@@ -206,6 +207,8 @@ class MediaDecoder:
         pixels, error = None, None
         try:
             pixels = decode()
+            if self._share_frames and job.item.frame_indices:
+                pixels = drop_repeats(pixels, job.item.grids[0][0])
         except DecodeCancelled:
             pass
         except MediaError as fault:
@@ -232,7 +235,7 @@ class MediaDecoder:
             self._news.set()
         else:
             assert pixels is not None
-            self._account(job, 0 if _is_raw(job.item) else pixels.frames.nbytes)
+            self._account(job, 0 if _is_raw(job.item) else pixels.held_bytes)
             job.pixels, job.state = pixels, PixelState.READY
             self._news.set()
         self._start_what_fits()

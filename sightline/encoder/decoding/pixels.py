@@ -20,6 +20,14 @@ class Pixels:
     # [frames, height, width, 3] in display orientation, one frame for a still; of the source's size, or that of its only view
     frames: NDArray[np.uint8]
     seconds: float  # what decoding took
+    # Of a video with repeated frames (repeats.py): for each temporal patch, which of those in `frames` it equals.
+    groups: tuple[int, ...] = ()
+
+    @property
+    def held_bytes(self) -> int:
+        """With those of frames that were dropped in place."""
+        base = self.frames.base
+        return max(self.frames.nbytes, base.nbytes if isinstance(base, np.ndarray) else 0)
 
 
 def is_shrunk(item: MediaItem) -> bool:
