@@ -207,7 +207,9 @@ def test_the_figures_of_the_hostile_soak_are_those_that_are_kept() -> None:
     said = (root / "docs" / "robustness.md").read_text(encoding="utf-8").split("## Thirty minutes")[1].split("\n## ")[0]
     report = json.loads(text)
     assert report["complaints"] == [] and report["errors"] == {} and report["settings"]["minutes"] == 30
-    assert set(report["killed"].values()) == {24} and "24 times each" in said and report["settings"]["concurrency"] == 200
+    killed = report["killed"]
+    assert report["settings"]["concurrency"] == 200 and min(killed.values()) >= 27
+    assert [count for count in killed.values() if f"{count} times" not in said] == []
     asked = report["asked"]
     figures = (sum(asked.values()), asked["hostile"], report["refused"], report["left"], report["interrupted"])
     assert [figure for figure in figures if f"{figure:,}" not in said] == []
