@@ -18,6 +18,7 @@ NAMES = (
     "lookahead",
     "pages",
     "schedule",
+    "pace",
     "api",
 )
 

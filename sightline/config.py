@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,6 +157,12 @@ class EngineConfig:
 
     max_num_seqs: int = setting(256, "Most sequences that run at once.")
     max_num_batched_tokens: int = setting(8192, "Most tokens computed in one step; longer prompts are cut into chunks.")
+    target_itl_ms: float | None = setting(
+        None,
+        "Milliseconds that prompts and images of others may put between two tokens of an answer: prompts are cut into chunks "
+        "that fit. Where more waits than such chunks can do, they grow. By default 25, or four steps of decoding if that is "
+        "more, in a server, and no target in the library; 0 is none.",
+    )
     max_patches_per_step: int = setting(
         65536, "Most image patches encoded in one step; a single larger image is encoded alone."
     )
@@ -256,6 +263,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:
             raise ConfigError(f"tensor_parallel_size is {self.tensor_parallel_size}, but must be at least 1.")
+        if self.target_itl_ms is not None and not 0 <= self.target_itl_ms < math.inf:
+            raise ConfigError(f"target_itl_ms is {self.target_itl_ms:g}, but must be at least 0.")
 
 
 @dataclass(frozen=True)

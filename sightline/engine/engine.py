@@ -266,6 +266,9 @@ class Engine:
         if output.failure is not None:
             return self._fail_late(step, output.failure.error())
         step_in_flight.tell_times(output, self.busy)
+        if self.schedule.pace is not None:
+            measured = output.seconds, step.patches_in_line, output.tower_seconds
+            self.schedule.pace.note(step.decoding, step.prompt_tokens, *measured)
         tokens, logprobs = step_in_flight.read(output, self._answers)
         taken = take_tokens(self.schedule, step, tokens)
         updates: list[Update] = []

@@ -3,6 +3,7 @@
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.pages import PageCache
 from sightline.config import EngineConfig
+from sightline.schedule.pace import Pace
 from sightline.schedule.snapshots import StateSlotPool
 from sightline.schedule.state import Limits, Schedule
 from sightline.worker.memory import BLOCK_ROWS, MemoryPlan
@@ -28,5 +29,6 @@ def make_schedule(config: EngineConfig, memory: MemoryPlan, on_gpu: bool) -> Sch
         ),
         pages=pages,
         embeddings=EmbeddingCache(memory.blocks, BLOCK_ROWS, memory.row_bytes, memory.host_bytes),
+        pace=Pace(config.target_itl_ms / 1000) if config.target_itl_ms else None,
         states=states,
     )

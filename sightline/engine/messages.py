@@ -177,6 +177,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     state_evictions: int  # snapshots that made room for others
     states_taken: int  # snapshots
     state_tokens_lost: int  # whose pages were cached, and which were computed again for want of a snapshot
+    itl_target_exceeded: int  # steps that were allowed to take longer than the target, because more waited
     prefix_tokens_asked: int
     prefix_tokens_found: int
     embedding_hits: int

@@ -43,6 +43,7 @@ from sightline.engine.messages import (
 from sightline.errors import HostMemoryError, MissingMediaError, OutOfMemoryError, UserError, WorkerError
 from sightline.host_memory import is_lack_of_memory, keep_from_the_collector
 from sightline.models.files import read_model_files
+from sightline.schedule.pace import Pace
 from sightline.types import Completion
 from sightline.worker.activation_peak import NO_PEAKS
 
@@ -157,6 +158,7 @@ class EngineServer:
             prefix_evictions=pages.evictions,
             state_evictions=pages.state_evictions,
             states_taken=schedule.states.taken if schedule.states is not None else 0,
+            itl_target_exceeded=schedule.pace.exceeded if schedule.pace is not None else 0,
             state_tokens_lost=schedule.states.tokens_lost if schedule.states is not None else 0,
             prefix_tokens_asked=self._prefix_asked,
             prefix_tokens_found=self._prefix_found,
@@ -244,6 +246,8 @@ def load(start: Start, send: Callable[[FromEngine], None], liveness: Liveness) -
     with clock.stage("files"):
         files = read_model_files(start.config.model, start.config.media)
     engine = load_engine(start.config, files, progress, clock)
+    if start.config.engine.target_itl_ms is None:  # after the warm-up, whose steps say nothing
+        engine.schedule.pace = Pace()
     keep_from_the_collector()
     send(ready_report(engine, clock.seconds))
     return engine

@@ -16,6 +16,7 @@ either the highest-ranked sequence moves or all others do.
 
 from dataclasses import dataclass, field
 
+from sightline.schedule.pace import backlog
 from sightline.schedule.prefix import cached_tokens, keep_unfinished_page, known_beginning, known_prefix
 from sightline.schedule.snapshots import forget, plan_snapshots, until_snapshot
 from sightline.schedule.state import Chunk, Schedule, ScheduledEncode, Sequence, Status, Step, by_rank
@@ -27,11 +28,12 @@ AHEAD_SEQUENCES = 8  # how far into the queue images are encoded ahead
 @dataclass
 class _Plan:
     tokens_left: int
+    prompt_tokens_left: int  # of the above, for those that do not decode
     patches_left: int
     chunks: list[Chunk] = field(default_factory=list)
     encodes: list[ScheduledEncode] = field(default_factory=list)
     planned: set[int] = field(default_factory=set)  # ids of sequences with a chunk
-    decodes: bool = False  # somebody's answer grows in this step
+    decoding: int = 0  # sequences whose answers grow in this step
     awaits_pixels: bool = False  # somebody could not go on without pixels that are on their way
 
 
@@ -41,26 +43,45 @@ def plan_step(schedule: Schedule) -> Step:
     It is empty when the only work is to read what is in flight, or to wait for pixels or for what the side stream encodes.
     """
     schedule.step += 1
-    plan = _Plan(schedule.limits.max_tokens, schedule.limits.max_patches)
-    _start_starving(schedule, plan)
     decoding: list[Sequence] = []
     filling: list[Sequence] = []
     for sequence in schedule.running:
         (decoding if sequence.decoding else filling).append(sequence)
-    for sequence in decoding + filling:
-        # an earlier one may have preempted it, and one that starved has its chunk already
-        eligible = sequence.status is Status.RUNNING and sequence.id not in plan.planned and not sequence.has_its_last
-        if eligible and plan.tokens_left and _give_tokens(schedule, plan, sequence):
-            plan.decodes = plan.decodes or sequence.decoding
+    plan = _budgets(schedule, len(decoding), filling)
+    most_of_prompts = plan.prompt_tokens_left
+    _start_starving(schedule, plan)
+    for sequence in decoding:
+        if _may_move(plan, sequence) and plan.tokens_left:
+            plan.decoding += _give_tokens(schedule, plan, sequence, decodes=True)
+    for sequence in filling:
+        if _may_move(plan, sequence) and plan.tokens_left and plan.prompt_tokens_left:
+            _give_tokens(schedule, plan, sequence)
     _start_waiting(schedule, plan)
     _encode_ahead(schedule, plan)
     reading = any(sequence.in_flight for sequence in (*schedule.running, *schedule.waiting))
     idle = reading or plan.awaits_pixels or bool(schedule.encoding) or not schedule.has_work
     assert plan.chunks or idle, "a step with work must compute something"
-    return Step(schedule.step, tuple(plan.chunks), tuple(plan.encodes), plan.awaits_pixels)
+    prompts = most_of_prompts - plan.prompt_tokens_left
+    return Step(schedule.step, tuple(plan.chunks), tuple(plan.encodes), plan.awaits_pixels, plan.decoding, prompts)
 
 
-def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
+def _budgets(schedule: Schedule, decoding: int, filling: list[Sequence]) -> _Plan:
+    limits, pace = schedule.limits, schedule.pace
+    plan = _Plan(limits.max_tokens, limits.max_tokens, limits.max_patches)
+    if pace is not None and decoding:
+        waiting = backlog([sequence.remaining for sequence in (*filling, *schedule.waiting)])
+        plan.prompt_tokens_left = pace.tokens(decoding, waiting, limits.max_tokens)
+        if not limits.async_encode:
+            plan.patches_left = pace.patches(decoding, limits.max_patches)
+    return plan
+
+
+def _may_move(plan: _Plan, sequence: Sequence) -> bool:
+    """An earlier one may have preempted it, and one that starved has its chunk already."""
+    return sequence.status is Status.RUNNING and sequence.id not in plan.planned and not sequence.has_its_last
+
+
+def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence, decodes: bool = False) -> bool:
     """Plans the sequence's next chunk if there is room for one. True if it did."""
     start, remaining = sequence.computed, sequence.remaining
     sequence.stalled_on = _item_without_pixels(schedule, sequence, start) if start < sequence.prompt_tokens else None
@@ -70,6 +91,8 @@ def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
     drafts = sequence.drafts if sequence.drafts and sequence.decoding and not sequence.in_flight else ()
     assert not drafts or schedule.states is None, "a state that has taken a wrong draft cannot be cut back"
     count = min(remaining + len(drafts), plan.tokens_left)
+    if not decodes:
+        count = min(count, plan.prompt_tokens_left)
     if sequence.snapshot_at:
         count = until_snapshot(sequence, start, count)
     # Pages are counted before embedding slots are reserved: those of a chunk that then has no page would block who could move.
@@ -85,6 +108,8 @@ def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence) -> bool:
     plan.chunks.append(Chunk(sequence, start, count, logits, drafts))
     plan.planned.add(sequence.id)
     plan.tokens_left -= count
+    if not decodes:
+        plan.prompt_tokens_left -= count
     return True
 
 
@@ -114,7 +139,7 @@ def _item_without_pixels(schedule: Schedule, sequence: Sequence, token: int) -> 
 def encodes_in_line(schedule: Schedule, plan: _Plan) -> bool:
     """The one rule of waiting: while others decode their tokens do not wait for the tower, if it has a stream of its own; then
     who needs a new image waits for it. Else it is encoded before the step, in line with it, and nobody waits."""
-    return not (schedule.limits.async_encode and plan.decodes)
+    return not (schedule.limits.async_encode and plan.decoding)
 
 
 def _with_embeddings(schedule: Schedule, plan: _Plan, sequence: Sequence, start: int, count: int) -> int:
@@ -273,7 +298,7 @@ def _start_waiting(schedule: Schedule, plan: _Plan) -> None:
     """Starts waiting sequences in order of rank until one does not fit; nobody overtakes it, so nobody starves. Those that wait
     for pixels are passed over."""
     position = 0
-    while position < len(schedule.waiting) and plan.tokens_left:
+    while position < len(schedule.waiting) and plan.tokens_left and plan.prompt_tokens_left:
         sequence = schedule.waiting[position]
         awaits_pixels = _awaits_pixels(schedule, sequence)
         plan.awaits_pixels |= awaits_pixels

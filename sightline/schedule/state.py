@@ -30,6 +30,7 @@ from sightline.cache.pages import Node, PageCache
 from sightline.types import MediaItem, Request
 
 if TYPE_CHECKING:
+    from sightline.schedule.pace import Pace
     from sightline.schedule.snapshots import StateSlotPool
 
 Rank = tuple[int, int, int]  # smaller runs first: (priority, arrival, id); no two sequences have the same
@@ -195,6 +196,12 @@ class Step:
     chunks: tuple[Chunk, ...]
     encodes: tuple[ScheduledEncode, ...]
     awaits_pixels: bool = False  # somebody could not go on without pixels that are on their way
+    decoding: int = 0  # sequences whose answers grow
+    prompt_tokens: int = 0  # of the others
+
+    @property
+    def patches_in_line(self) -> int:
+        return sum(encode.item.patches for encode in self.encodes if not (encode.side_stream or encode.from_host))
 
     @property
     def tokens(self) -> int:
@@ -214,6 +221,7 @@ class Schedule:
     ahead: set[bytes] = field(default_factory=set)  # items encoded ahead that nobody has used yet
     encoding: dict[bytes, EmbeddingEntry] = field(default_factory=dict)  # on the side stream, by key
     pixels_pending: Callable[[MediaItem], bool] = lambda item: False  # whether an encode would have to wait for pixels
+    pace: "Pace | None" = None  # limits what goes beside those who decode; None: the limits alone do
     states: "StateSlotPool | None" = None  # for models with layers that keep a state per sequence
     step: int = 0
     preemptions: int = 0

@@ -112,6 +112,9 @@ class Metrics(Observer):
         self._misses = self._counter("cache_misses", f"What was looked for in a cache and not found ({unit}).", "cache")
         self._evictions = self._counter("cache_evictions", "What left a cache for others (prefix: pages).", "cache")
         self._states_taken = self._counter("state_snapshots", "States of recurrent layers that were kept for prompts to come.")
+        self._itl_exceeded = self._counter(
+            "itl_target_exceeded_steps", "Steps that may take longer than target_itl_ms says, because more work waits."
+        )
         self._state_tokens_lost = self._counter(
             "state_tokens_lost", "Prompt tokens whose pages were cached, computed again because no state was kept there."
         )
@@ -258,6 +261,7 @@ class Metrics(Observer):
         self._grow(self._evictions.labels("embedding"), "embedding evictions", stats.embedding_evictions)
         self._grow(self._evictions.labels("state"), "state evictions", stats.state_evictions)
         self._grow(self._states_taken, "state snapshots", stats.states_taken)
+        self._grow(self._itl_exceeded, "steps beyond the target", stats.itl_target_exceeded)
         self._grow(self._state_tokens_lost, "state tokens lost", stats.state_tokens_lost)
         self._grow(self._decoded["image"], "images decoded", stats.items_decoded - stats.videos_decoded)
         self._grow(self._decoded["video"], "videos decoded", stats.videos_decoded)
