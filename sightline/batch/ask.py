@@ -77,6 +77,9 @@ async def ask(endpoint: ASGIApp, url: str, body: list[Part], on_taken: Callable[
         await endpoint(scope, receive, send)
     finally:
         on_taken()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():  # which the endpoint has taken for the end of the server
+        raise asyncio.CancelledError
     request_id = headers.get(b"x-request-id", b"").decode()
     if gone.is_set():
         error = ApiError(

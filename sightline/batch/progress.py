@@ -45,7 +45,7 @@ class BatchTotals(Observer):
         return (self.answered + self.failed) / seconds if seconds else 0.0
 
     def sentence(self) -> str:
-        rows = [f"{self.answered:,} rows answered"]
+        rows = [f"{self.answered:,} row{'s' * (self.answered != 1)} answered"]
         rows += [f"{self.failed:,} without an answer"] if self.failed else []
         rows += [f"{self.passed:,} answered before"] if self.passed else []
         return f"{', '.join(rows)}; {self.rate:.1f} per second"

@@ -58,9 +58,10 @@ def result_line(custom_id: str | None, response: ResultResponse | None, error: R
 
 
 class ResultFile:
-    """Of answers. Only one process at a time has it; `answered` are digests of the custom_ids that stand in it."""
+    """Of answers. Only one process at a time has it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, answered: set[bytes]) -> None:
+        """Digests of the custom_ids that stand in it are added to `answered`."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ class ResultFile:
             raise ConfigError(f"The file of answers {path} cannot be written: {error.strerror}.") from None
         try:
             self._lock()
-            self.answered, whole = self._read()
+            whole = self._read(answered)
             os.ftruncate(self._file, whole)
             os.lseek(self._file, whole, os.SEEK_SET)
         except OSError as error:
@@ -85,9 +86,9 @@ class ResultFile:
         except BlockingIOError:
             raise ConfigError(f"The file of answers {self.path} is being written by another process.") from None
 
-    def _read(self) -> tuple[set[bytes], int]:
-        """What stands in it, and bytes of all whole lines."""
-        answered, whole = set(), 0
+    def _read(self, answered: set[bytes]) -> int:
+        """Bytes of all whole lines."""
+        whole = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):  # the last one
@@ -99,7 +100,7 @@ class ResultFile:
                 except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                     raise self._foreign(number) from None
                 whole += len(line)
-        return answered, whole
+        return whole
 
     def _foreign(self, line: int) -> ConfigError:
         return ConfigError(f"{self.path} exists and holds no answers of a batch: see its line {line}; name another file.")

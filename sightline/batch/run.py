@@ -1,7 +1,7 @@
 """A batch from its first row to its last: rows in progress side by side, each asked of the server's endpoints.
 
 Memory is bounded whatever the length of the file: a few megabytes are read ahead, a row is begun when the one before it has its
-place among the bytes in flight, and no more than `concurrency` rows are in progress. Answers are in the order in which they come.
+place among the bytes in flight, and no more than `concurrency` rows are in progress. Answers are in the order they come in.
 """
 
 import asyncio
@@ -54,10 +54,11 @@ class BatchStopped(Exception):
 async def run_batch(config: Config, plan: BatchPlan, engine_command: Sequence[str] = ENGINE_COMMAND) -> BatchTotals:
     """Raises UserError where it cannot go on; what has been answered by then is kept."""
     with contextlib.ExitStack() as stack:
-        answers = ResultFile(plan.answers)
-        stack.callback(answers.close)
-        rows = InputFile(plan.requests, URLS, answers.answered, config.server.max_request_mb)
+        answered: set[bytes] = set()
+        rows = InputFile(plan.requests, URLS, answered, config.server.max_request_mb)
         stack.callback(rows.close)
+        answers = ResultFile(plan.answers, answered)
+        stack.callback(answers.close)
         errors = ErrorFile(plan.errors)
         stack.callback(errors.close)
         batch = _Batch(config, plan.concurrency, rows, answers, errors, engine_command)
