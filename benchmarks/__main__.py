@@ -20,6 +20,7 @@ NAMES = (
     "schedule",
     "pace",
     "api",
+    "batch",
 )
 
 
