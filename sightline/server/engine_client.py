@@ -181,7 +181,8 @@ class EngineClient:
         if not self.ready:
             raise unavailable(self.condition)
 
-    def submit(self, prompts: Sequence[Submission]) -> UpdateQueue:
+    def submit(self, prompts: Sequence[Submission], begin_again: Callable[[], None] | None = None) -> UpdateQueue:
+        """`begin_again`: as EngineGroup's. There is no other engine to begin again."""
         self.require_ready()
         numbers: dict[int, int] = {}
         position = 0
