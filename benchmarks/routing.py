@@ -10,8 +10,8 @@ from sightline.errors import ConfigError
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("--engines", type=int, default=8, metavar="N", help="behind the server (default: 8)")
-    parser.add_argument("--requests", type=int, default=1500, metavar="N", help="in each measurement (default: 1500)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of both loads, in turn (default: 3)")
+    parser.add_argument("--requests", type=int, default=1000, metavar="N", help="in each measurement (default: 1000)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of both loads, in turn (default: 5)")
     parser.add_argument("--sequences", type=int, default=16, metavar="N", help="that run at once in an engine (default: 16)")
     parser.add_argument("--step-ms", type=float, default=120.0, metavar="X", help="of an engine's step (default: 120)")
     parser.add_argument("--tokens", type=int, default=10, metavar="N", help="of each answer (default: 10)")
@@ -37,7 +37,9 @@ def run(arguments: argparse.Namespace) -> Results:
     print(f"  added by routing                 {found.added_ms:8.3f} ms")
     for repeats in found.repeats:
         print(f"repeats at their owner, {repeats.clients:3d} clients {100 * repeats.at_owner:8.2f} %")
-    print(f"p99 at {load.share:.0%} of capacity: {found.balanced:.0f} ms perfectly balanced, {found.skewed:.0f} ms skewed")
+    print(f"p99 at {load.share:.0%} of capacity, ms, by round")
+    print("  perfectly balanced              " + "".join(f"{one:9.0f}" for one in found.balanced))
+    print("  skewed                          " + "".join(f"{one:9.0f}" for one in found.skewed))
     print(f"  ratio                            {found.skew:8.2f}   {100 * found.spilled:.0f} % of requests spilled")
     return Results("cpu", report(load, found, arguments.requests, arguments.rounds))
 

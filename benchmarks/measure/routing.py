@@ -66,8 +66,8 @@ class Found:
     alone: float
     routed: float
     repeats: tuple[Repeats, ...]
-    balanced: float
-    skewed: float
+    balanced: tuple[float, ...]  # p99 of each round
+    skewed: tuple[float, ...]
     spilled: float  # share of the skewed requests
 
     @property
@@ -76,7 +76,8 @@ class Found:
 
     @property
     def skew(self) -> float:
-        return self.skewed / self.balanced
+        """The median of the rounds' ratios: a moment in which the machine does something else spoils one round."""
+        return statistics.median(skewed / balanced for skewed, balanced in zip(self.skewed, self.balanced, strict=True))
 
 
 def measure(load: Load, requests: int, rounds: int) -> Found:
@@ -199,7 +200,7 @@ def added(load: Load, requests: int) -> tuple[float, float]:
         return in_event_loop(ask())
 
 
-async def _under_load(load: Load, requests: int, rounds: int) -> tuple[tuple[Repeats, ...], float, float, float]:
+async def _under_load(load: Load, requests: int, rounds: int) -> tuple[tuple[Repeats, ...], tuple[float, ...], tuple[float, ...], float]:
     flags = [str(load.step_ms), "", _KEPT_MB, str(load.engines), str(load.sequences)]
     with serving(flags, _READY_S, INSTANT) as server:
         client, pool = Client(server.url(), load.engines), pictures(_POOL, load.engines)
@@ -213,12 +214,12 @@ async def _under_load(load: Load, requests: int, rounds: int) -> tuple[tuple[Rep
         for number in range(rounds):
             due = arrival_times(requests, load.rate, number)
             turns, any_of = balanced_pictures(pool, load.engines), skewed_pictures(pool, number)
-            balanced += await client.send([_body(next(turns), load.tokens) for _ in due], due)
+            balanced.append(_p99_ms(await client.send([_body(next(turns), load.tokens) for _ in due], due)))
             before = await client.counted("engine_requests_spilled")
-            skewed += await client.send([_body(next(any_of), load.tokens) for _ in due], due)
+            skewed.append(_p99_ms(await client.send([_body(next(any_of), load.tokens) for _ in due], due)))
             spilled += await client.counted("engine_requests_spilled") - before
         client.close()
-    return tuple(repeats), _p99_ms(balanced), _p99_ms(skewed), spilled / (rounds * requests)
+    return tuple(repeats), tuple(balanced), tuple(skewed), spilled / (rounds * requests)
 
 
 async def _repeats(client: Client, pool: Sequence[Picture], load: Load, clients: int, requests: int) -> Repeats:
@@ -264,8 +265,8 @@ def report(load: Load, found: Found, requests: int, rounds: int) -> dict[str, ob
         "skew": {
             "share_of_capacity": load.share,
             "requests_per_second": round(load.rate, 1),
-            "balanced_p99_ms": round(found.balanced, 1),
-            "skewed_p99_ms": round(found.skewed, 1),
+            "balanced_p99_ms": [round(one, 1) for one in found.balanced],
+            "skewed_p99_ms": [round(one, 1) for one in found.skewed],
             "ratio": round(found.skew, 3),
             "spilled": round(found.spilled, 3),
         },

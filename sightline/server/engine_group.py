@@ -252,7 +252,7 @@ class _OneOf(Observer):
 # Of Stats: what an engine that is gone has no more of.
 _GAUGES = (
     "running", "waiting", "pages", "pages_used", "pages_cached", "prefix_pages", "embedding_bytes", "embedding_bytes_used",
-    "host_bytes_used", "graphs", "gpu_bytes",
+    "host_bytes_used", "graphs", "gpu_bytes", "encoder_up",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from sightline.models.files import ModelFiles, find_folder, read_files_of
 from sightline.server.admission import AdmissionBudget
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
+from sightline.server.encoder_client import EncoderClient
 from sightline.server.engine_client import ENGINE_COMMAND, EngineClient
 from sightline.server.engine_group import EngineGroup
 from sightline.server.http_protocol import http_protocol
@@ -68,7 +69,7 @@ class _Server:
         self._socket = _listen(server.host, server.port)
         self._draining = asyncio.Event()
         listeners = (self._log.progress, self._log.ready, self._failed)
-        engines = EngineGroup if server.data_parallel_size > 1 else EngineClient
+        engines = EngineGroup if server.data_parallel_size > 1 else EncoderClient if server.encoder_only else EngineClient
         self._engine: EngineClient | EngineGroup = engines(config, self._metrics, *listeners, engine_command)
         self._uvicorn: _Uvicorn | None = None
         self._drain: asyncio.Task[None] | None = None
