@@ -53,7 +53,7 @@ ALLOWED = {
     "encoder": {"models", "ops", "parallel", "media"},
     "schedule": {"cache"},
     "worker": {"encoder", "models", "ops", "parallel"},
-    "engine": {"worker", "parallel", "grammar", "encoder", "models", "ops", "prompt", "schedule", "cache", "stream"},
+    "engine": {"worker", "parallel", "grammar", "encoder", "models", "ops", "prompt", "media", "schedule", "cache", "stream"},
     "llm": {"engine", "grammar", "models", "prompt", "media", "stream"},
     "bench": {"evals", "server", "engine", "models", "prompt", "media"},
     "evals": {"llm", "engine", "models", "prompt", "media", "stream", "data"},

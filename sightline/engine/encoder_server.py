@@ -37,6 +37,7 @@ from sightline.engine.process_failures import failure_of
 from sightline.engine.remote.identity import identity_of
 from sightline.engine.remote.wire import Dtype, Identity, RowsHead
 from sightline.engine.warm_up import sample_jpeg
+from sightline.media.decode import decode_image
 from sightline.media.item import item_of
 from sightline.media.source import load_image
 from sightline.models.files import ModelFiles
@@ -310,8 +311,6 @@ def load_encoder_server(
 
 def _warm_up(worker: TowerWorker, files: ModelFiles) -> None:
     """Kernels are compiled and libraries loaded at first use."""
-    from sightline.media.decode import decode_image
-
     item = item_of(load_image(sample_jpeg(), MediaConfig()), files.processor)
     worker.embed([EncodeItem(item.key, _NO_SLOTS, item, decode_image(item.ref)[None])])
     if worker.gpu_decoder and GpuFiles(worker.gpu_kinds).takes(item.ref):
