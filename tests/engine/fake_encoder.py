@@ -101,9 +101,11 @@ class FakeEncoder:
 
 
 @contextlib.contextmanager
-def asking(fake: FakeEncoder, memory_bytes: int = 1 << 20, **settings: Any) -> Iterator[RemoteEncoder]:
+def asking(
+    fake: FakeEncoder, memory_bytes: int = 1 << 20, own: Identity = IDENTITY, **settings: Any
+) -> Iterator[RemoteEncoder]:
     config = EncoderConfig(encoder_url=fake.url, **{"encoder_connections": 2, "encoder_timeout_s": 5.0, **settings})
-    remote = RemoteEncoder(config, IDENTITY, memory_bytes, lambda: None)
+    remote = RemoteEncoder(config, own, memory_bytes, lambda: None)
     remote.start()
     try:
         yield remote
