@@ -21,6 +21,7 @@ NAMES = (
     "pace",
     "api",
     "batch",
+    "routing",
 )
 
 

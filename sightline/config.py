@@ -53,6 +53,7 @@ class ModelConfig:
 
 
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*|\[?[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]?")  # a name, an IPv4 or an IPv6 address
+_HTTP_URL = re.compile(r"https?://[^/\s@?#]+(/[^\s?#]*)?")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 DEFAULT_MEDIA_COUNTS = '{"image": 128, "video": 8}'
 
@@ -268,6 +269,31 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class EncoderConfig:
+    """Another server that runs the vision tower (docs/remote-encoder.md)."""
+
+    encoder_url: str | None = setting(
+        None, "Server started with --encoder-only that encodes images and videos, such as http://10.0.0.7:8000."
+    )
+    encoder_api_key: str | None = setting(None, "API key for that server.")
+    encoder_fallback: Literal["local", "refuse"] = setting(
+        "local", "While that server is away: 'local' encodes here, 'refuse' answers requests with new images with 503."
+    )
+    encoder_timeout_s: float = setting(30.0, "Longest wait for one image or video from that server.")
+    encoder_connections: int = setting(8, "Images and videos that are asked of that server at once.")
+
+    def __post_init__(self) -> None:
+        if self.encoder_url is not None and not _HTTP_URL.fullmatch(self.encoder_url):
+            raise ConfigError(f"encoder_url is {self.encoder_url!r}, but must be http://host:port or https://host.")
+        if not self.encoder_timeout_s > 0:
+            raise ConfigError(f"encoder_timeout_s is {self.encoder_timeout_s}, but must be above 0.")
+        if self.encoder_connections < 1:
+            raise ConfigError(f"encoder_connections is {self.encoder_connections}, but must be at least 1.")
+        if self.encoder_api_key is not None and not re.fullmatch(r"[!-~]+", self.encoder_api_key):
+            raise ConfigError("encoder_api_key has characters that a header cannot have, or none at all.")
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Where the server listens, who may ask, and how much of it at once."""
 
@@ -282,6 +308,10 @@ class ServerConfig:
     data_parallel_size: int = setting(
         1,
         "Engines behind the server, each with the whole model and GPUs of its own; requests go where their images already are.",
+    )
+    encoder_only: bool = setting(
+        False,
+        "Whether only the vision tower is loaded, to encode images and videos for servers that have this one as encoder_url.",
     )
     enable_mm_embeds: bool = setting(
         False, "Whether requests may bring embeddings in place of images, as parts of type 'image_embeds' (docs/serving.md)."
@@ -366,6 +396,8 @@ class ServerConfig:
                 raise ConfigError(f"{field.name} is {value}, but must be at least 0.")
         if self.data_parallel_size < 1:
             raise ConfigError(f"data_parallel_size is {self.data_parallel_size}, but must be at least 1.")
+        if self.encoder_only and self.data_parallel_size > 1:
+            raise ConfigError(f"encoder_only runs one engine, but data_parallel_size is {self.data_parallel_size}.")
         for name in ("max_request_mb", "max_inflight_mb", "max_inflight_requests", "worker_threads", "max_n"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be above 0.")
@@ -376,4 +408,13 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     media: MediaConfig = dataclasses.field(default_factory=MediaConfig)
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
+    encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        shared = self.engine.worker_process or self.engine.tensor_parallel_size > 1
+        if self.server.encoder_only and (self.encoder.encoder_url is not None or shared):
+            with_it = "encoder_url" if self.encoder.encoder_url is not None else "worker_process or tensor_parallel_size"
+            raise ConfigError(f"encoder_only runs the tower in one process of its own; leave {with_it} out.")
+        if self.encoder.encoder_url is not None and self.engine.vision_parallel == "tensor":
+            raise ConfigError("encoder_url needs the tower whole, but vision_parallel is 'tensor'.")

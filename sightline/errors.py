@@ -37,6 +37,10 @@ class HostMemoryError(MediaError):
     """The host has not enough memory free to decode an image or a video, or to compute a step. It says nothing of the file."""
 
 
+class EncoderAwayError(MediaError):
+    """The server that encodes images and videos (encoder_url) is away. It says nothing of the file."""
+
+
 class PromptError(UserError):
     """Messages cannot be turned into a prompt: bad roles, placeholders in text, unusable template, too long."""
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import torch
 
-from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+from sightline.config import Config, EncoderConfig, EngineConfig, MediaConfig, ModelConfig
 from sightline.engine.batch import Batch
 from sightline.engine.engine import Update
 from sightline.engine.executor import local_worker
@@ -35,7 +35,7 @@ from sightline.types import Completion, MediaItem, Message, Request, SamplingPar
 
 Builder = Callable[[StageClock], Request]
 _TAIL = 16  # tokens at the end of a prompt, among which a template may open a block of reasoning
-_SECTIONS: dict[str, Any] = {"model": ModelConfig, "media": MediaConfig, "engine": EngineConfig}
+_SECTIONS: dict[str, Any] = {"model": ModelConfig, "media": MediaConfig, "engine": EngineConfig, "encoder": EncoderConfig}
 
 
 class LLM:

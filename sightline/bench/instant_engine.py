@@ -1,15 +1,19 @@
-"""An engine process that computes nothing, to measure what is around one: `python -m sightline.bench.instant_engine MS`,
-followed by the arguments that engine/link.py names.
+"""An engine process that computes nothing, to measure what is around one.
+
+`python -m sightline.bench.instant_engine MS [SEQUENCES]`, followed by the arguments that engine/link.py names.
 
 It speaks the messages of engine/process.py, heartbeats too, and answers every request with as many tokens as it asks for, all
 of them " a". With MS above 0 it takes steps as an engine does, one token for everybody each MS milliseconds, one message per
-step.
+step. With SEQUENCES no more than so many run at once, the others wait. It remembers which images it has seen, and counts hits
+and misses of embeddings.
 """
 
+import itertools
 import sys
 import time
 from dataclasses import dataclass
 
+import msgspec
 import zmq
 
 from sightline.engine.file_cache import FileCache
@@ -42,9 +46,12 @@ class _InstantOutput:
 
 
 class InstantEngine:
-    def __init__(self, socket: "zmq.SyncSocket", files: FileCache) -> None:
-        self._socket, self._files = socket, files
+    def __init__(self, socket: "zmq.SyncSocket", files: FileCache, sequences: int | None = None) -> None:
+        """`sequences`: most that run at once."""
+        self._socket, self._files, self._sequences = socket, files, sequences
         self._answers: dict[int, _InstantOutput] = {}
+        self._seen: set[bytes] = set()  # keys of items
+        self._hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -57,12 +64,15 @@ class InstantEngine:
             if isinstance(message, Add):
                 asked = submission_of(message, self._files)
                 self._answers[message.number] = _InstantOutput(asked.sampling.max_tokens, len(asked.request), asked.seconds)
+                for item in asked.request.items:
+                    self._hits += item.key in self._seen
+                    self._seen.add(item.key)
             elif isinstance(message, Abort):
                 self._answers.pop(message.number, None)
             elif isinstance(message, Flush | Ping):
                 if isinstance(message, Flush):
                     self._files.clear()
-                self._socket.send(encode(_no_stats()))
+                self._socket.send(encode(self._stats()))
                 self._socket.send(encode(Done(message.number)))
             elif isinstance(message, Stop):
                 return False
@@ -70,7 +80,7 @@ class InstantEngine:
 
     def step(self) -> None:
         updates = []
-        for number, answer in list(self._answers.items()):
+        for number, answer in list(itertools.islice(self._answers.items(), self._sequences)):  # in the order they came
             answer.given += 1
             finish = None
             if answer.given == answer.wanted:
@@ -79,16 +89,16 @@ class InstantEngine:
             updates.append(UpdateHead(number, 0, " a", (64,), (), finish))
         self._socket.send(encode(News(tuple(updates))))
 
+    def _stats(self) -> Stats:
+        nothing = Stats(**dict.fromkeys(Stats.__struct_fields__, 0))
+        return msgspec.structs.replace(nothing, pages=1, embedding_hits=self._hits, embedding_misses=len(self._seen))
 
-def _no_stats() -> Stats:
-    return Stats(**dict.fromkeys(Stats.__struct_fields__, 0))
 
-
-def serve(link: Link, step_s: float) -> int:
+def serve(link: Link, step_s: float, sequences: int | None = None) -> int:
     socket, liveness, due = link.commands, link.liveness, 0.0
     start = link.receive_start()
     socket.send(encode(Ready("none", "none", 1 << 20, MemoryReport(0, 0, 0, 0, 0, 0), {})))
-    engine = InstantEngine(socket, FileCache(start.config.server.kept_media_bytes))
+    engine = InstantEngine(socket, FileCache(start.config.server.kept_media_bytes), sequences)
     while True:
         liveness.idle()
         left_s = due - time.perf_counter()
@@ -106,9 +116,9 @@ def serve(link: Link, step_s: float) -> int:
 
 
 def main() -> int:
-    step_ms, *link_arguments = sys.argv[1:]
-    with connected(link_arguments) as link:
-        return serve(link, float(step_ms) / 1e3)
+    step_ms, *most = sys.argv[1:-3]
+    with connected(sys.argv[-3:]) as link:
+        return serve(link, float(step_ms) / 1e3, *map(int, most))
 
 
 if __name__ == "__main__":

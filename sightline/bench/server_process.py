@@ -15,7 +15,7 @@ import httpx
 from sightline.errors import UserError
 
 SERVE = ("sightline.cli.main", "serve", "--port", "0")
-INSTANT = ("sightline.bench.instant_server",)  # flags: milliseconds per step, the model's folder, kept_media_mb
+INSTANT = ("sightline.bench.instant_server",)  # its arguments are in its docstring
 _POLL_S = 0.02
 _STOP_S = 60.0
 

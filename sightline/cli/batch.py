@@ -76,7 +76,11 @@ def batch_config(arguments: argparse.Namespace) -> Config:
         request_timeout_s=_REQUEST_TIMEOUT_S,
         max_inflight_requests=_concurrency(arguments),
     )
-    return dataclasses.replace(config_from_flags(arguments), server=server)
+    config = config_from_flags(arguments)
+    engine = config.engine
+    if engine.target_itl_ms is None:  # nobody watches the answers grow
+        engine = dataclasses.replace(engine, target_itl_ms=0.0)
+    return dataclasses.replace(config, engine=engine, server=server)
 
 
 def _concurrency(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+from sightline.config import Config, EncoderConfig, EngineConfig, MediaConfig, ModelConfig
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def from_flags(kind: type[T], arguments: argparse.Namespace) -> T:
 
 def add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Flags for every setting but those named."""
-    for kind in (ModelConfig, EngineConfig, MediaConfig):
+    for kind in (ModelConfig, EngineConfig, EncoderConfig, MediaConfig):
         add_flags(parser, kind, without)
 
 
@@ -91,4 +91,5 @@ def config_from_flags(arguments: argparse.Namespace) -> Config:
         model=from_flags(ModelConfig, arguments),
         media=from_flags(MediaConfig, arguments),
         engine=from_flags(EngineConfig, arguments),
+        encoder=from_flags(EncoderConfig, arguments),
     )

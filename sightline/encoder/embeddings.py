@@ -56,8 +56,9 @@ def given_rows(ref: MediaRef, device: torch.device) -> torch.Tensor:
     """Embeddings that came as such, [rows, embedding_width] in their own dtype."""
     header = ref.header
     assert isinstance(header, EmbeddingsHeader)
-    rows = torch.frombuffer(bytearray(ref.data), dtype=getattr(torch, header.dtype)).view(header.shape)
-    return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows
+    rows = torch.empty(header.shape, dtype=getattr(torch, header.dtype), pin_memory=device.type == "cuda")
+    rows.flatten().view(torch.uint8).numpy()[:] = np.frombuffer(ref.data, np.uint8)
+    return rows.to(device, non_blocking=True)
 
 
 def gather_embeddings(rows: torch.Tensor, learned: torch.Tensor | None, index: NDArray[np.int64]) -> torch.Tensor:

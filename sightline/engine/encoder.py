@@ -1,13 +1,14 @@
 """The encoder as the engine sees it: items in, "ready" or "failed" out, in any order.
 
 Where pixels come from is its business alone: files that the worker's GPU decodes go there as they are; all others are decoded
-on the host, in threads or processes of the decoder's own, and reach the worker as pixels. Nothing here waits, but `wait`.
+on the host, in threads or processes of the decoder's own, and reach the worker as pixels. Where another server runs the tower
+(engine/remote/), files go there, and their embeddings reach the worker instead. Nothing here waits, but `wait`.
 """
 
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sightline.cache.embeddings import EmbeddingCache
 from sightline.cache.keys import embedding_key
@@ -16,9 +17,11 @@ from sightline.encoder.decoding.pixels import PixelState
 from sightline.encoder.gpu_decode import GpuFiles
 from sightline.engine.counts import Counts
 from sightline.engine.executor import Executor
-from sightline.errors import MediaError, MissingMediaError
+from sightline.engine.remote.client import RemoteCounts, RemoteEncoder
+from sightline.engine.remote.wire import is_plain_file
+from sightline.errors import EncoderAwayError, MediaError, MissingMediaError
 from sightline.schedule.state import ScheduledEncode
-from sightline.types import MediaItem
+from sightline.types import EMBEDDINGS, EmbeddingsHeader, MediaItem
 from sightline.worker.step_input import EncodeInput, EncodeItem, EncodeOutput, OffloadCopy
 
 _MOST_REMEMBERED = 65_536  # files that the GPU could not decode
@@ -48,6 +51,52 @@ class Encoder:
         self._refused: list[EncodeResult] = []  # what never reached the worker
         self._for_cpu: OrderedDict[bytes, None] = OrderedDict()  # digests of files that the GPU could not decode
         self._with_bytes: dict[bytes, tuple[MediaItem, int]] = {}  # items of requests in progress that have bytes, by key
+        self._remote: RemoteEncoder | None = None
+        self._remote_files = GpuFiles(())  # that the other server's GPU decodes
+        self._remote_seconds: dict[bytes, float] = {}  # of embeddings on their way to the worker, what they took, by their key
+        self._encoded_here: OrderedDict[bytes, None] = OrderedDict()  # keys of items that the other server did not encode
+
+    # ---- Another server that runs the tower
+
+    def use(self, remote: RemoteEncoder) -> None:
+        """From now on what it takes is encoded there."""
+        self._remote = remote
+        self._note_other()
+
+    @property
+    def remote_counts(self) -> RemoteCounts:
+        return self._remote.counts if self._remote is not None else RemoteCounts()
+
+    @property
+    def remote_is_up(self) -> bool:
+        return self._remote is not None and self._remote.up
+
+    def sources_changed(self) -> bool:
+        """Whether items go elsewhere than they did when this was last asked: `want` should be told what is wanted."""
+        if self._remote is None or not self._remote.has_changed():
+            return False
+        self._note_other()
+        return True
+
+    def _note_other(self) -> None:
+        """Its decoder may not be the one that it had before it was started again."""
+        assert self._remote is not None
+        if self._remote.other is not None:
+            self._remote_files = GpuFiles(self._remote.other.kinds)
+
+    def _goes_to(self, item: MediaItem) -> RemoteEncoder | None:
+        """The other server, if it is to encode the item."""
+        remote = self._remote
+        if remote is None or not is_plain_file(item) or item.key in self._encoded_here:
+            return None
+        return remote if remote.up or remote.config.encoder_fallback == "refuse" else None
+
+    def _remote_decoder(self, remote: RemoteEncoder, item: MediaItem) -> str:
+        """Whose pixels the embeddings are of: what the answer says, before it is there what follows from the file."""
+        found = remote.decoder_of(item)
+        if found is not None:
+            return found
+        return remote.other.decoder if remote.other is not None and self._remote_files.takes(item.ref) else _CPU
 
     # ---- Bytes: an item may be named by its digest alone; then they are those that another request has
 
@@ -74,11 +123,21 @@ class Encoder:
 
     def want(self, items: Iterable[MediaItem]) -> None:
         """What will be needed soon, most urgent first; the decoder forgets what is not among them any more."""
-        self._decoder.want([item for item in map(self._complete, items) if not self._needs_no_pixels(item)])
+        here, elsewhere = [], []
+        for item in map(self._complete, items):
+            if item.ref.data and self._goes_to(item) is not None:
+                elsewhere.append(item)
+            elif not self._needs_no_pixels(item):
+                here.append(item)
+        self._decoder.want(here)
+        if self._remote is not None:
+            self._remote.want(elsewhere)
 
     def pixels_pending(self, item: MediaItem) -> bool:
-        """Whether encoding the item would have to wait for its pixels."""
+        """Whether encoding the item would have to wait for its pixels, or for its embeddings from elsewhere."""
         item = self._complete(item)
+        if item.ref.data and (remote := self._goes_to(item)) is not None:
+            return remote.state(item) is PixelState.PENDING
         return not self._needs_no_pixels(item) and self._decoder.state(item) is PixelState.PENDING
 
     def _needs_no_pixels(self, item: MediaItem) -> bool:
@@ -93,7 +152,10 @@ class Encoder:
         """With the name of the decoder that makes its pixels."""
         if item.ref.is_embeddings:
             return embedding_key(item.key, _NONE)
-        return embedding_key(item.key, self._gpu_decoder if self.is_for_gpu(self._complete(item)) else _CPU)
+        item = self._complete(item)
+        if (remote := self._goes_to(item)) is not None:
+            return embedding_key(item.key, self._remote_decoder(remote, item))
+        return embedding_key(item.key, self._gpu_decoder if self.is_for_gpu(item) else _CPU)
 
     # ---- Encoding
 
@@ -114,7 +176,8 @@ class Encoder:
                 found = self._item(encode)
                 if isinstance(found, bytes):
                     refused.again += (encode.entry.key,)
-                    refused.renamed[encode.entry.key] = found
+                    if found != encode.entry.key:
+                        refused.renamed[encode.entry.key] = found
                 else:
                     items.append(found[0])
                     seconds += found[1]
@@ -139,8 +202,9 @@ class Encoder:
             self._executor.encode(given)
 
     def _item(self, encode: ScheduledEncode) -> tuple[EncodeItem, float] | bytes:
-        """With its pixels, or with the bytes that the worker decodes; seconds that decoding took. Or the right key, if the one
-        that it has names another decoder: it is from before the file's bytes were here, or before the GPU failed on it."""
+        """With its pixels, with the bytes that the worker decodes, or with embeddings from elsewhere; seconds that decoding
+        took. Or the right key, if the one that it has names another decoder: it is from before the file's bytes were here, or
+        before the GPU failed on it; or its own, if it is to be planned again, because it goes elsewhere than when it was."""
         entry, item = encode.entry, self._complete(encode.item)
         slots = self._embeddings.row_slots(entry, 0, entry.rows)
         if encode.from_host:
@@ -155,6 +219,20 @@ class Encoder:
             return key
         if item.ref.is_embeddings:
             return EncodeItem(entry.key, slots, item), 0.0
+        if (remote := self._goes_to(item)) is not None:
+            if remote.state(item) is PixelState.PENDING:
+                return key
+            try:
+                rows = remote.take(item)
+            except EncoderAwayError:
+                if remote.config.encoder_fallback == "refuse":
+                    raise
+                self._encode_here(item)
+                return key
+            self._remote_seconds[entry.key] = rows.seconds
+            return EncodeItem(entry.key, slots, _as_embeddings(item, rows.head.dtype, rows.head.shape, rows.data)), 0.0
+        if self._remote is not None and not self.is_for_gpu(item) and self._decoder.state(item) is PixelState.PENDING:
+            return key  # it was to come from elsewhere when this was planned
         self._count(item)
         if self.is_for_gpu(item):
             return EncodeItem(entry.key, slots, item), 0.0
@@ -170,10 +248,19 @@ class Encoder:
 
     def _encoded(self, output: EncodeOutput) -> EncodeResult:
         given, decoded = self._under_way.pop(output.number)
-        fresh = tuple(item.key for item in given.items if item.for_tower and item.key in output.ready)
+        elsewhere = {item.key: self._remote_seconds.pop(item.key, None) for item in given.items}
+        fresh = tuple(
+            item.key for item in given.items if (item.for_tower or elsewhere[item.key] is not None) and item.key in output.ready
+        )
+        for one in given.items:
+            if one.key in output.ready:
+                self._encoded_here.pop(one.item.key, None)
         result = EncodeResult(output.ready, fresh, seconds=dict(output.seconds), in_line=not given.side_stream)
         if decoded:
             result.seconds["decode"] = result.seconds.get("decode", 0.0) + decoded
+        waited = max((seconds for seconds in elsewhere.values() if seconds is not None), default=0.0)
+        if waited:
+            result.seconds["encode"] = result.seconds.get("encode", 0.0) + waited
         again = []
         by_key = {item.key: item for item in given.items}
         for key, failure in output.failed.items():
@@ -199,15 +286,44 @@ class Encoder:
         found = self._decoder.failed()
         for item, _ in found:
             self._count(item)
+        return found + self._failed_elsewhere()
+
+    def _failed_elsewhere(self) -> list[tuple[MediaItem, MediaError]]:
+        """Those that nobody else can encode; the others are encoded here from now on."""
+        remote, found = self._remote, []
+        for item, error in remote.failed() if remote is not None else ():
+            if isinstance(error, EncoderAwayError) and remote is not None and remote.config.encoder_fallback == "local":
+                self._encode_here(item)
+                remote.note_change()
+            else:
+                found.append((item, error))
         return found
+
+    def _encode_here(self, item: MediaItem) -> None:
+        self._encoded_here[item.key] = None
+        if len(self._encoded_here) > _MOST_REMEMBERED:
+            self._encoded_here.popitem(last=False)
 
     def _count(self, item: MediaItem) -> None:
         self._counts.decoded += 1
         self._counts.videos_decoded += item.ref.kind == "video"
+
+    def wake(self) -> None:
+        """Whoever waits need wait no longer; for any thread."""
+        self._decoder.wake()
 
     def wait(self, timeout_s: float) -> None:
         """Until there are more pixels, or for so long."""
         self._decoder.wait(timeout_s)
 
     def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
         self._decoder.close()
+
+
+def _as_embeddings(item: MediaItem, dtype: str, shape: tuple[int, int], data: bytes) -> MediaItem:
+    """The item with its embeddings in place of its file."""
+    header = item.ref.header
+    given = EmbeddingsHeader(EMBEDDINGS, header.width, header.height, 1, dtype=dtype, shape=shape)
+    return replace(item, ref=replace(item.ref, header=given, data=data))

@@ -187,7 +187,7 @@ class Engine:
         return updates
 
     def _plan(self) -> Step:
-        if self._seen_changes != self.schedule.changes:
+        if self.encoder.sources_changed() or self._seen_changes != self.schedule.changes:
             self._look_ahead()  # before the plan, so that it waits for pixels that have only now been asked for
         if self._drafter is not None:
             for sequence in self.schedule.running:

@@ -5,6 +5,8 @@ from sightline.encoder.decoding.decoder import MediaDecoder
 from sightline.engine.engine import Drafter, Engine
 from sightline.engine.executor import Executor, LocalExecutor
 from sightline.engine.process_executor import ProcessExecutor
+from sightline.engine.remote.client import RemoteEncoder
+from sightline.engine.remote.identity import identity_of
 from sightline.engine.warm_up import warm_up
 from sightline.models.files import ModelFiles
 from sightline.models.model import VisionLanguageModel
@@ -37,8 +39,23 @@ def load_engine(
     )
     wanted = config.engine.warm_up
     if wanted or (wanted is None and executor.facts.device.startswith("cuda")):
-        warm_up(engine, files, clock)
+        warm_up(engine, files, clock)  # with the tower here: it may be needed while the other one is away
+    if config.encoder.encoder_url is not None:
+        _use_other_encoder(engine, config, files)
     return engine
+
+
+def _use_other_encoder(engine: Engine, config: Config, files: ModelFiles) -> None:
+    """A ConfigError where the other server is another model, or does not let us in; then the engine is closed."""
+    facts = engine.executor.facts
+    own = identity_of(config, files, facts.tower_digest, facts.dtype, facts.gpu_decoder, facts.gpu_kinds)
+    remote = RemoteEncoder(config.encoder, own, config.engine.decode_memory_mb * _MEGABYTE, engine.encoder.wake)
+    try:
+        remote.start()
+    except BaseException:
+        engine.close()
+        raise
+    engine.encoder.use(remote)
 
 
 def make_engine(

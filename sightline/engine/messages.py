@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from sightline.config import Config
 from sightline.engine.file_cache import FileCache, FileCacheIndex
+from sightline.engine.remote.wire import Identity, RowsHead
 from sightline.submission import Submission
-from sightline.types import Completion, TokenLogprob
+from sightline.types import Completion, MediaItem, TokenLogprob
 from sightline.wire import FrameDecoder, to_frames
 
 Frames: TypeAlias = list[Any]  # bytes or anything with a buffer; the first is the header
@@ -65,7 +66,18 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End after the step in progress."""
 
 
-ToEngine: TypeAlias = Start | Add | Abort | Flush | Ping | Stop
+class EncodeFile(msgspec.Struct, frozen=True, tag="encode"):
+    """To an engine that is an encoder: answered by EncodedRows, unless it is aborted."""
+
+    number: int
+    item: MediaItem  # without bytes
+    data: NDArray[np.uint8]
+
+    def with_data(self) -> MediaItem:
+        return replace(self.item, ref=replace(self.item.ref, data=self.data.tobytes()))
+
+
+ToEngine: TypeAlias = Start | Add | Abort | EncodeFile | Flush | Ping | Stop
 
 
 # ---- From the engine
@@ -111,6 +123,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     quantization: str = ""  # what is in 8-bit floats, in words
     gpu_decoder: str = ""  # the library that decodes images on the GPU; empty: Pillow does, on the CPU
     gpu_kinds: tuple[str, ...] = ()  # of files that it decodes
+    identity: Identity | None = None  # of an encoder
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag="refused"):
@@ -122,7 +135,7 @@ class EngineRefused(msgspec.Struct, frozen=True, tag="refused"):
 class EngineFailure(msgspec.Struct, frozen=True):
     """Why a request ends without an answer."""
 
-    kind: Literal["invalid", "missing_media", "out_of_memory", "internal"]
+    kind: Literal["invalid", "missing_media", "out_of_memory", "encoder_away", "internal"]
     message: str
 
 
@@ -201,12 +214,25 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     step_seconds: float  # that the device worked on steps
     tower_seconds: float  # that it worked on images in steps, not beside them
     gpu_bytes: int  # that torch has taken from the GPU, used or kept for later
+    encoder_up: int  # whether the server that encodes elsewhere (encoder_url) answers
+    encoder_encoded: int  # items that it has encoded
+    encoder_away: int  # that it was to encode, and did not for being away
+    encoder_refused: int  # of which it said that they cannot be encoded
+    encoder_bytes: int  # of embeddings that came from it
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """A command that asks for an answer has been carried out."""
 
     number: int
+
+
+class EncodedRows(msgspec.Struct, frozen=True, tag="encoded"):
+    """Of EncodeFile. The bytes of the rows are a frame of their own behind it, unless it failed."""
+
+    number: int
+    head: RowsHead | None = None
+    failure: EngineFailure | None = None
 
 
 IDLE = "idle"
@@ -223,7 +249,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
         return self.what == IDLE
 
 
-FromEngine: TypeAlias = LoadProgress | Ready | EngineRefused | News | Stats | Done
+FromEngine: TypeAlias = LoadProgress | Ready | EngineRefused | News | Stats | Done | EncodedRows
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)

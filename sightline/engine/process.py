@@ -13,6 +13,7 @@ from pathlib import Path
 
 import zmq
 
+from sightline.engine.encoder_server import EncoderServer, load_encoder_server
 from sightline.engine.engine import Engine, Update
 from sightline.engine.file_cache import FileCache
 from sightline.engine.link import Link
@@ -22,7 +23,6 @@ from sightline.engine.messages import (
     Abort,
     Add,
     Done,
-    EngineFailure,
     EngineRefused,
     Finish,
     Flush,
@@ -40,8 +40,9 @@ from sightline.engine.messages import (
     encode,
     submission_of,
 )
-from sightline.errors import HostMemoryError, MissingMediaError, OutOfMemoryError, UserError, WorkerError
-from sightline.host_memory import is_lack_of_memory, keep_from_the_collector
+from sightline.engine.process_failures import failure_of
+from sightline.errors import UserError
+from sightline.host_memory import keep_from_the_collector
 from sightline.models.files import read_model_files
 from sightline.schedule.pace import Pace
 from sightline.types import Completion
@@ -130,6 +131,9 @@ class EngineServer:
         del self._numbers[self._ids.pop(number)]
         del self._answers_left[number]
 
+    def close(self) -> None:
+        self._engine.close()
+
     def idle(self) -> None:
         """Called when there is nothing to do: a moment to check the integrity of its state."""
         self._tell_stats()
@@ -183,23 +187,12 @@ class EngineServer:
             step_seconds=self._engine.busy.seconds.get("steps", 0.0),
             tower_seconds=self._engine.busy.seconds.get("tower", 0.0),
             gpu_bytes=self._engine.executor.gpu_bytes,
+            encoder_up=int(self._engine.encoder.remote_is_up),
+            encoder_encoded=self._engine.encoder.remote_counts.encoded,
+            encoder_away=self._engine.encoder.remote_counts.away,
+            encoder_refused=self._engine.encoder.remote_counts.refused,
+            encoder_bytes=self._engine.encoder.remote_counts.bytes,
         )
-
-
-def failure_of(error: Exception) -> EngineFailure:
-    if isinstance(error, MissingMediaError):
-        return EngineFailure("missing_media", str(error))
-    if isinstance(error, HostMemoryError):
-        return EngineFailure("out_of_memory", str(error))
-    if is_lack_of_memory(error):
-        return EngineFailure("out_of_memory", "The engine has not enough memory free for this request.")
-    if isinstance(error, UserError):
-        return EngineFailure("invalid", str(error))
-    if isinstance(error, OutOfMemoryError):
-        return EngineFailure("internal", str(error))
-    if isinstance(error, WorkerError):  # it names the error that it stands for
-        return EngineFailure("internal", f"The engine failed on this request with {error}")
-    return EngineFailure("internal", f"The engine failed on this request with {type(error).__name__}: {error}")
 
 
 def ready_report(engine: Engine, load_stages: dict[str, float]) -> Ready:
@@ -232,7 +225,10 @@ def ready_report(engine: Engine, load_stages: dict[str, float]) -> Ready:
     )
 
 
-def load(start: Start, send: Callable[[FromEngine], None], liveness: Liveness) -> Engine:
+def load(start: Start, socket: "zmq.SyncSocket", liveness: Liveness) -> EngineServer | EncoderServer:
+    def send(report: FromEngine) -> None:
+        socket.send(encode(report))
+
     told, clock = 0.0, LoadClock(liveness)
     clock.add("imports", _process_age())
 
@@ -245,12 +241,17 @@ def load(start: Start, send: Callable[[FromEngine], None], liveness: Liveness) -
 
     with clock.stage("files"):
         files = read_model_files(start.config.model, start.config.media)
+    if start.config.server.encoder_only:
+        encoder = load_encoder_server(start.config, files, socket.send_multipart, progress, clock)
+        keep_from_the_collector()
+        send(encoder.ready_report(files.max_model_len, clock.seconds))
+        return encoder
     engine = load_engine(start.config, files, progress, clock)
     if start.config.engine.target_itl_ms is None:  # after the warm-up, whose steps say nothing
         engine.schedule.pace = Pace()
     keep_from_the_collector()
     send(ready_report(engine, clock.seconds))
-    return engine
+    return EngineServer(engine, send, FileCache(start.config.server.kept_media_bytes))
 
 
 def _process_age() -> float:
@@ -272,18 +273,13 @@ def _log_from(level: int) -> None:
 def serve(link: Link) -> int:
     """The life of an engine process; its exit code."""
     socket, liveness = link.commands, link.liveness
-
-    def send(report: FromEngine) -> None:
-        socket.send(encode(report))
-
     start = link.receive_start()
     _log_from(start.config.server.log_level_number)
     try:
-        engine = load(start, send, liveness)
+        server = load(start, socket, liveness)
     except UserError as error:
-        send(EngineRefused(str(error)))
+        socket.send(encode(EngineRefused(str(error))))
         return 1
-    server = EngineServer(engine, send, FileCache(start.config.server.kept_media_bytes))
     try:
         while True:
             liveness.idle()
@@ -299,4 +295,4 @@ def serve(link: Link) -> int:
                 liveness.begin("step")
                 server.step()
     finally:
-        engine.close()
+        server.close()

@@ -45,7 +45,7 @@ def _requests(engine: Engine, files: ModelFiles) -> list[Request]:
     with_picture = files.processor.placeholders("image")[0] + _TEXTS[0]
     builder = replace(files, max_model_len=engine.max_model_len).prompt_builder(MediaConfig())
     found = []
-    for prompt, media in ((_TEXTS[0], ()), (_TEXTS[1], ()), (with_picture, (("image", _jpeg()),))):
+    for prompt, media in ((_TEXTS[0], ()), (_TEXTS[1], ()), (with_picture, (("image", sample_jpeg()),))):
         try:
             found.append(builder.text(prompt, media))
         except PromptTooLongError:  # then no request of this kind will come
@@ -53,7 +53,7 @@ def _requests(engine: Engine, files: ModelFiles) -> list[Request]:
     return found
 
 
-def _jpeg() -> bytes:
+def sample_jpeg() -> bytes:
     data = io.BytesIO()
     Image.linear_gradient("L").resize(_PICTURE).convert("RGB").save(data, "JPEG")
     return data.getvalue()

@@ -17,6 +17,7 @@ from sightline.models.read_ahead import read_ahead
 from sightline.models.registry import family_named
 from sightline.models.sharding import ModelShard
 from sightline.models.stored_fp8 import StoredFp8, as_parameter
+from sightline.models.tower_digest import tower_digest
 from sightline.models.weight_table import WeightTable
 from sightline.models.weights.evaluate import evaluate
 from sightline.models.weights.expressions import Cast, Weight
@@ -29,6 +30,7 @@ log = logging.getLogger("sightline.engine")
 _READ_AHEAD_BYTES = 8 * 1024**3
 _TIED_HEAD = "lm_head.weight"
 _EMBEDDING = "text.embed_tokens.weight"
+TOWER = "vision."  # how names of the tower's parameters begin
 
 
 def empty_model(spec: ModelSpec, shard: ModelShard | None = None) -> VisionLanguageModel:
@@ -49,10 +51,14 @@ def load_model(
     progress: Callable[[int, int], None] | None = None,
     quantiser: Quantiser | None = None,
     shard: ModelShard | None = None,
+    tower_only: bool = False,
+    name_tower: bool = False,
 ) -> VisionLanguageModel:
     """Reads every parameter from the folder's safetensors and refuses missing, left-over and wrongly shaped tensors.
 
-    With `shard`, only a rank's part of each parameter is read and kept; `spec` is the whole model's.
+    With `shard`, only a rank's part of each parameter is read and kept; `spec` is the whole model's. With `tower_only` the
+    language model stays on the meta device: it has shapes and no memory, and none of its tensors is read. `name_tower`:
+    model.tower_digest is wanted.
     """
     table = family_named(spec.family).weight_table(spec)
     quantiser = quantiser or Quantiser(stored=spec.fp8)
@@ -63,6 +69,8 @@ def load_model(
         _check_names(checkpoint, table, tied=spec.text.tie_word_embeddings, scales=set(quantised.scales.values()))
         parameters = dict(model.named_parameters())
         assert parameters.keys() == table.keys(), parameters.keys() ^ table.keys()
+        if tower_only:
+            parameters = {name: meta for name, meta in parameters.items() if name.startswith(TOWER)}
         weights = {name: _share_of(name, meta, table[name], shard) for name, meta in parameters.items()}
 
         def read(name: str) -> torch.Tensor | Fp8Weight:
@@ -78,7 +86,7 @@ def load_model(
             quantiser.place(model, name, value, device, _fixed_dtype(weights[name], dtype))
             if progress is not None:
                 progress(done + 1, len(weights))
-    return _finish(model, max_position, quantiser)
+    return _finish(model, max_position, quantiser, tower_only, name_tower)
 
 
 def dummy_model(
@@ -89,6 +97,8 @@ def dummy_model(
     seed: int = 0,
     quantiser: Quantiser | None = None,
     shard: ModelShard | None = None,
+    tower_only: bool = False,
+    name_tower: bool = False,
 ) -> VisionLanguageModel:
     """Random weights made straight on the device. Norm weights near 1, the rest small enough for finite activations.
 
@@ -98,7 +108,9 @@ def dummy_model(
     table = family_named(spec.family).weight_table(spec)
     model = empty_model(spec, shard)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, meta in list(model.named_parameters()):
+    for name, meta in list(model.named_parameters()):  # the tower's come first, so they are the same where it is alone
+        if tower_only and not name.startswith(TOWER):
+            continue
         if shard is not None:  # else what a rank draws would depend on how large its parts before were
             generator.manual_seed(seed + crc32(name.encode()) + (shard.rank << 40 if name in shard.shares else 0))
         own_dtype = _fixed_dtype(table[name], dtype)
@@ -106,13 +118,20 @@ def dummy_model(
         if "norm" in name and name.endswith("weight"):
             value += 1.0
         quantiser.place(model, name, quantiser.as_stored(name, value), device, own_dtype)
-    return _finish(model, max_position, quantiser)
+    return _finish(model, max_position, quantiser, tower_only, name_tower)
 
 
-def _finish(model: VisionLanguageModel, max_position: int, quantiser: Quantiser) -> VisionLanguageModel:
+def _finish(
+    model: VisionLanguageModel, max_position: int, quantiser: Quantiser, tower_only: bool, name_tower: bool
+) -> VisionLanguageModel:
     model.requires_grad_(False)
     model.eval()
-    model.prepare(max_position)
+    if name_tower:
+        model.tower_digest = tower_digest(model.vision)
+    if tower_only:
+        model.vision.prepare()
+    else:
+        model.prepare(max_position)
     quantiser.finish(model)
     return model
 

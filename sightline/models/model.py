@@ -28,6 +28,7 @@ class VisionLanguageModel(nn.Module):
         self.text = Decoder(spec.text, {**BUILT_IN, **(modules or {})}, vocabulary)
         self.language_backend: str | None = None
         self.tower_backend: str | None = None
+        self.tower_digest = ""  # where it is wanted: models/tower_digest.py
 
     @property
     def varied_layers(self) -> tuple[int, ...]:

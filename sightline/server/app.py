@@ -18,6 +18,7 @@ from sightline.server.chat import ChatEndpoint
 from sightline.server.completions import CompletionEndpoint
 from sightline.server.context import ServerContext
 from sightline.server.docs_page import docs_page
+from sightline.server.encode_routes import encode_routes
 from sightline.server.errors import ApiError, out_of_memory, unavailable
 from sightline.server.generation import CLIENT_GONE, GenerationRoute
 from sightline.server.messages_api.endpoint import MessagesEndpoint
@@ -35,8 +36,12 @@ def make_app(context: ServerContext, metrics: Metrics, on_loopback: bool) -> ASG
     # The library's own pages load their scripts from elsewhere.
     app = FastAPI(title="Sightline", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     description = openapi(with_keys=bool(context.config.server.api_key))
-    answering = answer_routes(context)
-    app.router.routes += [*answering, *other_routes(context, metrics, docs_page(description))]
+    if context.config.server.encoder_only:
+        answering = []
+        app.router.routes += [*encode_routes(context), *operation_routes(context), metrics_route(metrics, context.engine)]
+    else:
+        answering = answer_routes(context)
+        app.router.routes += [*answering, *other_routes(context, metrics, docs_page(description))]
     app.openapi = lambda: description  # type: ignore[method-assign]
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGone, _gone)

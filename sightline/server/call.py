@@ -69,6 +69,12 @@ class Call:
     def begin(cls, route: str, prefix: str, weight_version: str) -> "Call":
         return cls(route=route, id=f"{prefix}{uuid.uuid4().hex}", weight_version=weight_version)
 
+    def begin_again(self) -> None:
+        """What the engine has told is forgotten; another one begins anew."""
+        self.first_token, self.completion_tokens, self.reasoning_tokens = None, 0, 0
+        for told in (self.finishes, self.reasons, self.last_told):
+            told.clear()
+
     def note(self, index: int, update: UpdateHead) -> None:
         if self.first_token is None and update.token_ids:
             self.first_token = time.perf_counter()

@@ -1,7 +1,8 @@
 """/v1/chat/completions, and what its translations (/v1/responses, /v1/messages) share with it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sightline.sampling_params import ResolvedSampling
 from sightline.server.admission import Entry
@@ -42,8 +43,11 @@ class PreparedChat:
     form: ResponseFormat
     xml: Schemas | None  # of the tools, where the model writes calls so
 
-    def parser(self) -> AnswerParser:
-        return AnswerParser(
+    @property
+    def new_parser(self) -> Callable[[], AnswerParser]:
+        """It knows nothing of the prompt, whose media may go."""
+        return partial(
+            AnswerParser,
             tools=bool(self.form.tools),
             reasoning=True,
             starts_in_reasoning=self.prompt.opens_reasoning,
@@ -90,8 +94,8 @@ class ChatEndpoint:
 
     async def prepare(
         self, context: ServerContext, begun: BegunChat, call: Call, caller: str, entry: Entry
-    ) -> tuple[tuple[Submission, ...], ChatReply]:
+    ) -> tuple[tuple[Submission, ...], Callable[[], ChatReply]]:
         prepared = await prepare_chat(context, begun, call, caller, entry)
         options = ReplyOptions.of(context, begun.body, begun.model, [prepared.submission])
         logprobs = prepared.sampling.logprobs
-        return (prepared.submission,), ChatReply(call, options, prepared.parser, logprobs, begun.beginning)
+        return (prepared.submission,), partial(ChatReply, call, options, prepared.new_parser, logprobs, begun.beginning)

@@ -1,7 +1,8 @@
 """/v1/completions: what is special to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sightline.server.admission import Entry
 from sightline.server.body_files import Files
@@ -57,7 +58,7 @@ class CompletionEndpoint:
 
     async def prepare(
         self, context: ServerContext, begun: BegunCompletion, call: Call, caller: str, entry: Entry
-    ) -> tuple[tuple[Submission, ...], CompletionReply]:
+    ) -> tuple[tuple[Submission, ...], Callable[[], CompletionReply]]:
         body = begun.body
         call.stream = bool(body.stream)
         params = replace(begun.params, structured=await checked(context, begun.structured, opens_reasoning=False))
@@ -65,7 +66,7 @@ class CompletionEndpoint:
         prompts = tuple(submission(context, request, *how) for request in begun.requests)
         call.prompts = tuple(map(PromptFacts.of, prompts))
         options = ReplyOptions.of(context, body, begun.model, prompts)
-        return prompts, CompletionReply(call, options, body.logprobs, begun.beginnings)
+        return prompts, partial(CompletionReply, call, options, body.logprobs, begun.beginnings)
 
 
 def _beginnings(context: ServerContext, body: CompletionRequest, prompts: list[str | list[int]]) -> tuple[str, ...]:

@@ -181,7 +181,8 @@ class EngineClient:
         if not self.ready:
             raise unavailable(self.condition)
 
-    def submit(self, prompts: Sequence[Submission]) -> UpdateQueue:
+    def submit(self, prompts: Sequence[Submission], begin_again: Callable[[], None] | None = None) -> UpdateQueue:
+        """`begin_again`: as EngineGroup's. There is no other engine to begin again."""
         self.require_ready()
         numbers: dict[int, int] = {}
         position = 0
@@ -298,10 +299,11 @@ class EngineClient:
         refusal: list[str] = []
         self._hang = None
         timeout_s = self._config.server.engine_timeout_s
-        async with engine_process(self._command, timeout_s, lambda message: self._hear(message, refusal), self._gpus) as own:
+        async with engine_process(self._command, timeout_s, lambda *frames: self._hear(refusal, *frames), self._gpus) as own:
             self._own, self.pid = own, own.process.pid
             self._file_index = self._new_file_index()
-            kept = ServerConfig(kept_media_mb=self._config.server.kept_media_mb)  # keys are none of its business
+            server = self._config.server  # whose keys are none of its business
+            kept = ServerConfig(kept_media_mb=server.kept_media_mb, encoder_only=server.encoder_only)
             self._send(Start(replace(self._config, server=kept)))
             self.begun.set()
             judge = asyncio.create_task(self._end_hang(own))
@@ -328,14 +330,15 @@ class EngineClient:
                     own.process.kill()
                 return
 
-    def _hear(self, message: bytes, refusal: list[str]) -> None:
+    def _hear(self, refusal: list[str], message: bytes, *frames: memoryview) -> None:
+        """`frames` lie behind the message."""
         report = decode_report(message)
         if isinstance(report, EngineRefused):
             refusal.append(report.message)
         elif self.state is not EngineState.HUNG:
-            self._take(report)
+            self._take(report, *frames)
 
-    def _take(self, report: FromEngine) -> None:
+    def _take(self, report: FromEngine, *frames: memoryview) -> None:
         if isinstance(report, News):
             for update in report.updates:
                 answers = self._answers.get(update.number)

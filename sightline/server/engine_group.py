@@ -1,6 +1,6 @@
 """Several engines, each with the whole model, as one: requests go where their images already are (server/routing.py).
 
-An engine that dies is left out until it is back; of its requests those that had not begun to answer go to others, once.
+An engine that dies is left out until it is back; of its requests those whose clients have been told nothing go to others, once.
 """
 
 import asyncio
@@ -25,17 +25,22 @@ log = logging.getLogger("sightline.engine")
 class RoutedAnswers:
     """News of the prompts of one HTTP request, which one of the engines answers. Must be released in the end."""
 
-    def __init__(self, group: "EngineGroup", prompts: Sequence[Submission]) -> None:
-        self._group = group
-        self.prompts: Sequence[Submission] = prompts  # until the first news: what it takes to ask another engine
+    def __init__(
+        self, group: "EngineGroup", prompts: Sequence[Submission], begin_again: Callable[[], None] | None = None
+    ) -> None:
+        self._group, self._begin_again = group, begin_again
+        # What it takes to ask another engine: until the first news, or to the end if the asker can begin again.
+        self.prompts: Sequence[Submission] = prompts
         self.engine, self.queue = group.route(prompts)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, UpdateHead]]]:
-        moved = False
+        moved = told = False
         while True:
             try:
                 async for batch in self.queue.batches():
-                    self.prompts = ()
+                    if self._begin_again is None:
+                        self.prompts = ()
+                    told = True
                     yield batch
                 return
             except EngineGone:
@@ -44,7 +49,9 @@ class RoutedAnswers:
                 moved = True
                 engine, queue = self._group.route(self.prompts)  # may find nobody: then the asker releases what is gone
                 self.release()
-                self.engine, self.queue = engine, queue
+                self.engine, self.queue, self.prompts = engine, queue, ()
+                if told and self._begin_again is not None:
+                    self._begin_again()
 
     def release(self) -> None:
         """The asker is done with this engine: what has not ended, it ends before its next step."""
@@ -64,6 +71,7 @@ class EngineGroup:
     ) -> None:
         """As EngineClient's. `on_progress` and `on_ready` are told of the first engine, for all load the same."""
         self._observer, self._on_failed = observer, on_failed
+        self._sequences = config.engine.max_num_seqs
         self.begun = asyncio.Event()
         self._totals = Totals(observer, config.server.data_parallel_size)
         self._loads = [0] * config.server.data_parallel_size  # unfinished requests
@@ -82,14 +90,16 @@ class EngineGroup:
 
     # ---- Asking
 
-    def submit(self, prompts: Sequence[Submission]) -> RoutedAnswers:
-        return RoutedAnswers(self, prompts)
+    def submit(self, prompts: Sequence[Submission], begin_again: Callable[[], None] | None = None) -> RoutedAnswers:
+        """`begin_again` is called when news that came count for nothing, because the engine died and another one begins anew;
+        without it nothing is begun anew of which there were news."""
+        return RoutedAnswers(self, prompts, begin_again)
 
     def route(self, prompts: Sequence[Submission]) -> tuple[int, UpdateQueue]:
         """The engine that is asked, and its news."""
         self.require_ready()
         loads = [load if engine.ready else None for engine, load in zip(self._engines, self._loads, strict=True)]
-        found = choose(affinity_key(prompts), loads)
+        found = choose(affinity_key(prompts), loads, self._sequences)
         queue = self._engines[found.engine].submit(prompts)
         self._loads[found.engine] += 1
         self._observer.request_routed(found.engine, found.spilled)
@@ -242,7 +252,7 @@ class _OneOf(Observer):
 # Of Stats: what an engine that is gone has no more of.
 _GAUGES = (
     "running", "waiting", "pages", "pages_used", "pages_cached", "prefix_pages", "embedding_bytes", "embedding_bytes_used",
-    "host_bytes_used", "graphs", "gpu_bytes",
+    "host_bytes_used", "graphs", "gpu_bytes", "encoder_up",
 )  # fmt: skip
 
 

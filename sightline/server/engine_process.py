@@ -24,7 +24,7 @@ class EngineProcess:
 
 @contextlib.asynccontextmanager
 async def engine_process(
-    command: Sequence[str], timeout_s: float, on_message: Callable[[bytes], None], gpus: str | None = None
+    command: Sequence[str], timeout_s: float, on_message: Callable[..., None], gpus: str | None = None
 ) -> AsyncIterator[EngineProcess]:
     """Started at the beginning; at the end it is gone, by force if need be, with all that belongs to it. `gpus`: those that it
     may see; None: all that this process sees.

@@ -15,9 +15,10 @@ log = logging.getLogger("sightline.engine")
 
 
 class EngineSocket:
-    """Bound to `address`; `on_message` is called with each message that comes."""
+    """Bound to `address`; `on_message` is called with each message that comes, and with the bytes of its further frames, if it
+    has any, as they lie in memory."""
 
-    def __init__(self, address: str, on_message: Callable[[bytes], None]) -> None:
+    def __init__(self, address: str, on_message: Callable[..., None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._look: asyncio.Handle | None = None
@@ -56,6 +57,7 @@ class EngineSocket:
         while True:
             try:
                 message = self._socket.recv(zmq.NOBLOCK)
+                more = self._socket.recv_multipart(zmq.NOBLOCK, copy=False) if self._socket.rcvmore else ()
             except zmq.Again:
                 return
             except zmq.ZMQError as error:
@@ -63,7 +65,7 @@ class EngineSocket:
                     log.error("Reading from the engine failed: %s.", error)
                 return
             try:
-                self._on_message(message)
+                self._on_message(message, *(frame.buffer for frame in more))
             except Exception:  # a mistake of ours must not end the hearing of all others
                 log.exception("A message of the engine could not be taken in.")
 

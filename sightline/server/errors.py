@@ -103,6 +103,8 @@ def failed(failure: EngineFailure) -> ApiError:
         return ApiError(404, failure.message, code="media_not_found")
     if failure.kind == "out_of_memory":
         return out_of_memory(failure.message)
+    if failure.kind == "encoder_away":
+        return ApiError(503, failure.message, code="encoder_unavailable", headers={"Retry-After": "2"})
     return ApiError(400, failure.message) if failure.kind == "invalid" else ApiError(500, without_paths(failure.message))
 
 

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -70,8 +71,11 @@ class Endpoint(Protocol[B, I]):
 
     async def prepare(
         self, context: ServerContext, begun: I, call: Call, caller: str, entry: Entry
-    ) -> tuple[tuple[Submission, ...], ReplyWriter]:
+    ) -> tuple[tuple[Submission, ...], "NewReply"]:
         """The prompts, and how their answers are written. Sets call.prompts and call.stream."""
+
+
+NewReply = Callable[[], ReplyWriter]  # again if another engine begins anew with what nobody has been told; holds no media
 
 
 class GenerationRoute(Generic[B, I]):
@@ -154,24 +158,29 @@ class _Exchange(Generic[B, I]):
 
     async def _work(self, caller: str, entry: Entry) -> None:
         context, call = self._context, self._call
-        prompts, reply = await self._prepare(caller, entry)
-        self._reply = reply
+        prompts, new_reply = await self._prepare(caller, entry)
+        self._reply = new_reply()
         self._note_items(prompts)
         entry.settle(sum(prompt.size for prompt in call.prompts))
-        answers = context.engine.submit(prompts)
+        answers = context.engine.submit(prompts, None if call.stream else partial(self._begin_again, new_reply))
         del prompts  # their media are the engine's now
         try:
             if call.stream:
-                await self._stream(answers, reply)
+                await self._stream(answers, self._reply)
             else:
                 async for batch in answers.batches():
                     self._note(batch)
-                    reply.take(batch)
-                await self._send_whole(await self._written(reply))
+                    self._reply.take(batch)
+                await self._send_whole(await self._written(self._reply))
         finally:
             answers.release()
 
-    async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], ReplyWriter]:
+    def _begin_again(self, new_reply: NewReply) -> None:
+        """The client has been told nothing, and another engine answers from the beginning."""
+        self._call.begin_again()
+        self._reply = new_reply()
+
+    async def _prepare(self, caller: str, entry: Entry) -> tuple[tuple[Submission, ...], NewReply]:
         body, self._body = self._body, []  # no longer than needed: it may be large
         try:
             if sum(map(len, body)) <= SMALL_BODY:

@@ -29,6 +29,7 @@ TOKEN_BUCKETS = tuple(float(4**power) for power in range(11))  # 1 to a million
 
 VISION_STAGES = ("fetch", "header", "decode", "preprocess", "encode")
 CACHES = ("prefix", "embedding", "host")
+OUTCOMES = ("encoded", "away", "refused")  # of items for a server that encodes
 FINISH_REASONS = ("stop", "length", "tool_calls")
 KINDS = ("image", "video")
 # Always this one: the library's writer of OpenMetrics, which Prometheus asks for first, turns the colon in names into a line.
@@ -145,6 +146,12 @@ class Metrics(Observer):
             "engine",
         )
         self._engine_hits = self._counter("engine_embedding_hits", f"Images found in an engine's cache, {several}.", "engine")
+        elsewhere = "to a server that encodes (encoder_url)"
+        self._encoder_up = self._gauge("encoder_up", "Engines whose server that encodes (encoder_url) answers.")
+        self._encoder_items = self._counter("encoder_items", f"Images and videos that were to go {elsewhere}.", "outcome")
+        self._encoder_bytes = self._counter("encoder_received_bytes", "Bytes of embeddings that came from such a server.")
+        for outcome in OUTCOMES:
+            self._encoder_items.labels(outcome)
         for cache in CACHES:
             for metric in (self._hits, self._misses, self._cache_bytes, self._cache_capacity):
                 metric.labels(cache)
@@ -275,6 +282,10 @@ class Metrics(Observer):
         self._grow(self._busy.labels("steps"), "step seconds", stats.step_seconds)
         self._grow(self._busy.labels("tower"), "tower seconds", stats.tower_seconds)
         self._gpu_bytes.set(stats.gpu_bytes)
+        self._encoder_up.set(stats.encoder_up)
+        for outcome, count in zip(OUTCOMES, (stats.encoder_encoded, stats.encoder_away, stats.encoder_refused), strict=True):
+            self._grow(self._encoder_items.labels(outcome), f"encoder {outcome}", count)
+        self._grow(self._encoder_bytes, "encoder bytes", stats.encoder_bytes)
         self._graphs.set(stats.graphs)
 
     def watch(self, engine: EngineClient | EngineGroup) -> None:

@@ -5,13 +5,15 @@ that comes or goes moves its own keys alone. An owner that is too far behind the
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sightline.submission import Submission
 
-# How far above the others' average an engine's unfinished answers may be before others get its share.
+# How far above the others' average an engine's unfinished requests may be before others get its share.
 _FACTOR, _SLACK = 1.25, 2
+_DEVIATIONS = 2  # of a Poisson distribution: so far above it is by chance alone, where nobody has to wait in it
 
 
 def affinity_key(prompts: Sequence[Submission]) -> bytes:
@@ -20,12 +22,19 @@ def affinity_key(prompts: Sequence[Submission]) -> bytes:
     first = prompts[0]
     items = first.request.items
     if items:
-        shared = b"media" + items[0].ref.digest
-    elif first.affinity:
-        shared = b"turn" + first.affinity
-    else:
-        shared = b"ids" + hashlib.sha256(first.request.token_ids.tobytes()).digest()
-    return hashlib.sha256(first.cache_salt.encode() + b"\0" + shared).digest()
+        return media_key(first.cache_salt, items[0].ref.digest)
+    if first.affinity:
+        return _key(first.cache_salt, b"turn" + first.affinity)
+    return _key(first.cache_salt, b"ids" + hashlib.sha256(first.request.token_ids.tobytes()).digest())
+
+
+def media_key(tenant: str, digest: bytes) -> bytes:
+    """Of who shows an image or a video first."""
+    return _key(tenant, b"media" + digest)
+
+
+def _key(tenant: str, shared: bytes) -> bytes:
+    return hashlib.sha256(tenant.encode() + b"\0" + shared).digest()
 
 
 @dataclass(frozen=True)
@@ -34,10 +43,14 @@ class Choice:
     spilled: bool  # another one owns the key
 
 
-def choose(key: bytes, loads: Sequence[int | None]) -> Choice:
-    """`loads`: unfinished answers of each engine; None: it cannot be asked. At least one can."""
+def choose(key: bytes, loads: Sequence[int | None], sequences: int) -> Choice:
+    """`loads`: unfinished requests of each engine; None: it cannot be asked. At least one can. `sequences` run at once in each:
+    where all of an engine's are taken its requests wait, so others go to one that has some left."""
     there = [load for load in loads if load is not None]
-    most = _FACTOR * (sum(there) + 1) / len(there) + _SLACK
+    average = (sum(there) + 1) / len(there)
+    most = _FACTOR * average + _SLACK
+    if min(there) < sequences:
+        most = min(max(most, average + _DEVIATIONS * math.sqrt(average) + _SLACK), sequences)
     order = [number for number in rendezvous_order(key, len(loads)) if loads[number] is not None]
     chosen = next((number for number in order if (loads[number] or 0) < most), order[0])
     return Choice(chosen, spilled=chosen != order[0])

@@ -15,6 +15,7 @@ from sightline.models.files import find_folder, read_files_of
 from sightline.server.admission import AdmissionBudget
 from sightline.server.auth import KeyRing
 from sightline.server.context import ServerContext, served_names
+from sightline.server.encoder_client import EncoderClient
 from sightline.server.engine_client import ENGINE_COMMAND, EngineClient
 from sightline.server.engine_group import EngineGroup
 from sightline.server.media_names import MediaNames
@@ -43,7 +44,8 @@ class Runtime:
         self._digester = Digester()
         self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self.draining = asyncio.Event()
-        engines = EngineGroup if config.server.data_parallel_size > 1 else EngineClient
+        server = config.server
+        engines = EngineGroup if server.data_parallel_size > 1 else EncoderClient if server.encoder_only else EngineClient
         self.engine: EngineClient | EngineGroup = engines(config, observer, *listeners, engine_command)
 
     async def start(self) -> ServerContext:

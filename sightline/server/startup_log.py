@@ -55,8 +55,9 @@ class StartupLog:
         table.add_row(
             "weights", _size(memory.weights), report.dtype + (f"; {report.quantization}" if report.quantization else "")
         )
-        table.add_row("keys and values", _size(memory.kv_cache), f"{memory.kv_tokens:,} tokens")
-        table.add_row("embedding rows", _size(memory.embeddings), f"{memory.embedding_rows:,} rows of images and videos")
+        if report.identity is None:
+            table.add_row("keys and values", _size(memory.kv_cache), f"{memory.kv_tokens:,} tokens")
+            table.add_row("embedding rows", _size(memory.embeddings), f"{memory.embedding_rows:,} rows of images and videos")
         if memory.states:
             table.add_row("states", _size(memory.states), f"running sequences and {memory.state_snapshots:,} snapshots")
         if memory.total:
@@ -67,12 +68,17 @@ class StartupLog:
             table.add_row("margin", _size(memory.margin), "")
             table.add_row("left alone", _size(memory.unplanned), f"of the GPU's {_size(memory.total)}")
         if memory.host_embeddings:
-            table.add_row("rows on the host", _size(memory.host_embeddings), "rows that fell out of the above")
+            of_what = "rows that fell out of the above" if report.identity is None else "embeddings for who asks again"
+            table.add_row("rows on the host", _size(memory.host_embeddings), of_what)
         self.console.print(table)
         stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.load_stages.items())
         self.say(
             f"The model is ready on {report.device} after {sum(report.load_stages.values()):.1f} s ({stages}); "
-            f"prompt and answer may have {report.max_model_len:,} tokens."
+            + (
+                f"prompt and answer may have {report.max_model_len:,} tokens."
+                if report.identity is None
+                else "it encodes images and videos for other servers."
+            )
         )
         if report.gpu_decoder:
             self.say(f"Files that the GPU decodes, by {report.gpu_decoder}: {'; '.join(report.gpu_kinds)}.")

@@ -1,5 +1,7 @@
 """Which kernels attention runs, where the settings name a backend: what cannot run here is refused before anything does."""
 
+import torch
+
 from sightline.config import EngineConfig
 from sightline.encoder.graphs import chosen_segment_attention
 from sightline.errors import ConfigError
@@ -17,8 +19,7 @@ _NEEDS = {
 
 def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
     """From now on the model's attention runs kernels of the backends in the settings."""
-    names = [None if name == "auto" else name for name in (config.attention_backend, config.mm_attention_backend)]
-    model.use_backends(*names)
+    model.use_backends(_backend(config.attention_backend), _backend(config.mm_attention_backend))
     weight, attention = model.text.embed_tokens.weight, model.spec.text.attention
     index = f"in {str(weight.dtype).removeprefix('torch.')} on {weight.device.type}"
     try:
@@ -28,6 +29,20 @@ def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
         kept = " in 8-bit floats" if config.quantised_cache else ""
         heads = f"heads of {attention.head_dim} {index} with pages of {config.page_size}{kept}"
         raise _refusal("attention_backend", config.attention_backend, heads) from None
+    _check_tower(model, config, index)
+
+
+def choose_tower_backend(model: VisionLanguageModel, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """The same of a model whose tower alone is loaded."""
+    model.use_backends(None, _backend(config.mm_attention_backend))
+    _check_tower(model, config, f"in {str(dtype).removeprefix('torch.')} on {device.type}")
+
+
+def _backend(name: str) -> str | None:
+    return None if name == "auto" else name
+
+
+def _check_tower(model: VisionLanguageModel, config: EngineConfig, index: str) -> None:
     if model.tower_backend is None:
         return
     if not isinstance(model.vision, PatchTower):

@@ -43,10 +43,10 @@ def build_worker(
     capturable = ranks is None or ranks.steps.graph_safe
     if ranks is not None and config.vision_parallel == "tensor" and not capturable:
         tower = None
-    if not _graphs_on("tower_graphs", config.tower_graphs, tower is not None):
+    if not graphs_on("tower_graphs", config.tower_graphs, tower is not None):
         tower = None
     possible = capturable and step_graphs_are_possible(model, config)
-    step_graphs = _graphs_on("step_graphs", config.step_graphs, possible)
+    step_graphs = graphs_on("step_graphs", config.step_graphs, possible)
     graphs = graph_sizes(config, None if tower is None else tower.spec, step_graphs)
     # What is kept by slot, and what ops work in, comes before the plan, which divides what is left.
     counts = PenaltyCounts(config.max_num_seqs, model.spec.text.vocab_size, device)
@@ -80,7 +80,7 @@ def build_worker(
     return Worker(model, caches, arena, counts, sampled, encodes, captured, workspaces, group), memory
 
 
-def _graphs_on(name: str, wanted: bool | None, possible: bool) -> bool:
+def graphs_on(name: str, wanted: bool | None, possible: bool) -> bool:
     if wanted and not possible:
         raise ConfigError(f"{name} is on, but graphs need flash-attn-4 on a GPU, and a model whose modules are made for them.")
     return possible if wanted is None else wanted

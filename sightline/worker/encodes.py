@@ -231,10 +231,21 @@ class Encodes:
     @torch.inference_mode()
     def embed(self, item: EncodeItem) -> torch.Tensor | None:
         """Embeddings of one item, [rows, width], past the arena; None if the GPU cannot decode it."""
+        return self.embed_together([item])[0]
+
+    @torch.inference_mode()
+    def embed_together(self, items: Sequence[EncodeItem]) -> list[torch.Tensor | None]:
+        """The same of several items, through the tower at once."""
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
-        (patches,) = self._make_patches(_Encode(EncodeInput(0, (item,)), [item]))
-        return None if patches is None else self.encode_patches([item.item], [patches])
+        made = self._make_patches(_Encode(EncodeInput(0, tuple(items)), list(items)))
+        good = [(item.item, patches) for item, patches in zip(items, made, strict=True) if patches is not None]
+        rows: list[torch.Tensor] = []
+        if good:
+            together = self.encode_patches([item for item, _ in good], [patches for _, patches in good])
+            rows = list(together.split([item.rows for item, _ in good]))
+        left = iter(rows)
+        return [None if patches is None else next(left) for patches in made]
 
     # ---- What else the worker asks
 

@@ -15,3 +15,4 @@ class WorkerFacts:
     quantization: str  # what is in 8-bit floats, in words
     gpu_decoder: str  # the library that decodes images on the GPU; empty: none does
     gpu_kinds: tuple[str, ...]  # of files that it decodes
+    tower_digest: str = ""  # of its weights, where another server encodes

@@ -38,23 +38,29 @@ def load_worker(
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
     ranks = None if rank is None else Ranks.join(rank, files.spec, config.engine, device)
     shard = None if ranks is None else ranks.shard
+    how = (quantiser, shard, False, config.encoder.encoder_url is not None)
     with clock.stage("weights"):
         if chosen.load_format.startswith("dummy"):
-            model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, quantiser, shard)
+            model = dummy_model(files.spec, device, dtype, files.max_model_len, chosen.seed, *how)
             if chosen.load_format == "dummy-uniform":
                 route_uniformly(model.text, max(config.engine.max_num_batched_tokens, config.engine.max_num_seqs), chosen.seed)
         else:
-            model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, quantiser, shard)
+            model = load_model(files.spec, files.folder, device, dtype, files.max_model_len, progress, *how)
         if ranks is not None:
             ranks.connect(model)
-    if device.type == "cpu":
-        threads = choose_cpu_threads(config.engine.cpu_threads, sum(each.numel() for each in model.text.parameters()))
-        if threads is not None:
-            torch.set_num_threads(threads)
+    use_threads(config, device, model.text)
     with clock.stage("memory"):
         pixels = config.media.max_image_pixels
         worker, memory = build_worker(model, files.processor, config.engine, files.max_model_len, pixels, ranks)
     return worker, facts_of(worker, memory)
+
+
+def use_threads(config: Config, device: torch.device, computed: torch.nn.Module) -> None:
+    """On a CPU, as many as `computed`, most of what runs, makes worth it."""
+    if device.type == "cpu":
+        threads = choose_cpu_threads(config.engine.cpu_threads, sum(each.numel() for each in computed.parameters()))
+        if threads is not None:
+            torch.set_num_threads(threads)
 
 
 def facts_of(worker: Worker, memory: MemoryPlan) -> WorkerFacts:
@@ -70,4 +76,5 @@ def facts_of(worker: Worker, memory: MemoryPlan) -> WorkerFacts:
         quantization=str(summarise(model)),
         gpu_decoder=worker.gpu_decoder.name if worker.gpu_decoder is not None else "",
         gpu_kinds=worker.gpu_decoder.kinds if worker.gpu_decoder is not None else (),
+        tower_digest=model.tower_digest,
     )

@@ -15,7 +15,7 @@ from server.running import RunningServer, running, wait_for
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    flags = ("--data-parallel-size", "2", "--restart-backoff-s", "0.2", "--decode-threads", "1")
+    flags = ("--data-parallel-size", "2", "--restart-backoff-s", "0.05", "--max-restarts", "20", "--decode-threads", "1")
     with running(tmp_path_factory.mktemp("parallel"), *flags) as made:
         until_both_are_ready(made)
         yield made
@@ -72,6 +72,46 @@ def test_what_has_not_begun_to_answer_goes_to_another_engine(server: RunningServ
     until_both_are_ready(server)
     assert server.stats()["engine_pids"][1] != victim
     assert ask(server, 3, max_tokens=2).choices
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+def test_a_whole_answer_of_which_the_client_has_seen_nothing_is_begun_anew(server: RunningServer, route: str) -> None:
+    """Its engine is killed while it writes. Red when the client gets an error, or tokens of the dead engine's answer."""
+    body: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Go on."}], "max_tokens": 1500},
+        "/v1/responses": {"input": "Go on.", "max_output_tokens": 1500},
+    }[route]
+
+    def told() -> Any:
+        answer = server.post(route, temperature=0, ignore_eos=True, **body)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        said = found["choices"][0]["message"]["content"] if "choices" in found else found["output"][-1]["content"]
+        return said, [count for name, count in found["usage"].items() if name.endswith("_tokens")]
+
+    expected = told()
+    routed = counted(server, "engine_requests_routed")
+    generated = tokens_told(server)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(told()))
+    thread.start()
+    owner = wait_for(lambda: moved_to(routed, counted(server, "engine_requests_routed")), "the request at an engine")
+    wait_for(lambda: True if tokens_told(server) > generated else None, "its first tokens")
+    os.kill(server.stats()["engine_pids"][int(owner)], signal.SIGKILL)
+    thread.join()
+    assert found == [expected], "another answer than the undisturbed one"
+    assert sum(counted(server, "engine_requests_routed").values()) == sum(routed.values()) + 2
+    until_both_are_ready(server)
+
+
+def moved_to(before: dict[str, float], now: dict[str, float]) -> str | None:
+    return next((engine for engine in now if now[engine] > before.get(engine, 0)), None)
+
+
+def tokens_told(server: RunningServer) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("sightline:generation_tokens_total"))
 
 
 def test_a_stream_that_has_begun_is_not_begun_again(server: RunningServer) -> None:

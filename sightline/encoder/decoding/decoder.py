@@ -99,6 +99,10 @@ class MediaDecoder:
             news, self._failed = self._failed, []
             return [(job.item, job.error) for job in news if job.error is not None and self._jobs.get(job.item.key) is job]
 
+    def wake(self) -> None:
+        """Whoever waits need wait no longer: what it waits for came from elsewhere."""
+        self._news.set()
+
     def wait(self, timeout_s: float) -> bool:
         """Until a wanted item becomes READY or FAILED, or has become so since the last wait; False if none does in time."""
         came = self._news.wait(timeout_s)

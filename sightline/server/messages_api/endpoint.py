@@ -1,7 +1,8 @@
 """/v1/messages and /v1/messages/count_tokens: what is special to them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from sightline.server.admission import Entry
 from sightline.server.body_files import Files
@@ -40,12 +41,12 @@ class MessagesEndpoint:
 
     async def prepare(
         self, context: ServerContext, begun: BegunMessage, call: Call, caller: str, entry: Entry
-    ) -> tuple[tuple[Submission, ...], MessagesReply]:
+    ) -> tuple[tuple[Submission, ...], Callable[[], MessagesReply]]:
         with in_words_of(begun.origins, NAMES):
             prepared = await prepare_chat(context, begun.chat, call, caller, entry)
         refuse_thoughts(begun.body, prepared.prompt.opens_reasoning)
         timings = bool(begun.body.return_timings) or context.config.server.enable_response_timings
-        return (prepared.submission,), MessagesReply(call, begun.chat.model, prepared.parser(), timings)
+        return (prepared.submission,), partial(MessagesReply, call, begun.chat.model, prepared.new_parser, timings)
 
 
 def begin_count(context: ServerContext, body: CountTokensRequest) -> tuple[BegunChat, list[Origin]]:

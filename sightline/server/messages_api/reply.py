@@ -8,7 +8,7 @@ message_stop                                                            or error
 ```
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -37,9 +37,9 @@ _encoder = msgspec.json.Encoder()
 
 
 class MessagesReply:
-    def __init__(self, call: Call, model: str, parser: AnswerParser, timings: bool) -> None:
+    def __init__(self, call: Call, model: str, new_parser: Callable[[], AnswerParser], timings: bool) -> None:
         self._call, self._model, self._timings = call, model, timings
-        self._answer = AnswerBlocks(call, parser)
+        self._answer = AnswerBlocks(call, new_parser())
         self._begun = False
 
     def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:

@@ -1,7 +1,8 @@
 """/v1/responses: what is special to it. Nothing is stored, so there is nothing to get, cancel or delete."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,14 +43,14 @@ class ResponsesEndpoint:
 
     async def prepare(
         self, context: ServerContext, begun: BegunResponse, call: Call, caller: str, entry: Entry
-    ) -> tuple[tuple[Submission, ...], ResponsesReply]:
+    ) -> tuple[tuple[Submission, ...], Callable[[], ResponsesReply]]:
         with in_words_of(begun.origins, NAMES):
             prepared = await prepare_chat(context, begun.chat, call, caller, entry)
         sampling = prepared.sampling
         response = _beginning(begun.body, call, begun.chat.model, sampling)
         timings = bool(begun.body.return_timings) or context.config.server.enable_response_timings
         how = (context.files.tokenizer, response, sampling.logprobs, timings)
-        return (prepared.submission,), ResponsesReply(call, prepared.parser(), *how)
+        return (prepared.submission,), partial(ResponsesReply, call, prepared.new_parser, *how)
 
 
 def _beginning(body: ResponsesRequest, call: Call, model: str, sampling: ResolvedSampling) -> Response:

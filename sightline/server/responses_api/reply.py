@@ -12,7 +12,7 @@ response.completed, incomplete or failed
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -51,12 +51,18 @@ _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 class ResponsesReply:
     def __init__(
-        self, call: Call, parser: AnswerParser, tokenizer: Tokenizer, response: Response, logprobs: bool, timings: bool
+        self,
+        call: Call,
+        new_parser: Callable[[], AnswerParser],
+        tokenizer: Tokenizer,
+        response: Response,
+        logprobs: bool,
+        timings: bool,
     ) -> None:
         """`response` is the answer before it has begun."""
         self._call, self._tokenizer, self._response = call, tokenizer, response
         self._logprobs, self._timings = logprobs, timings
-        self._answer = AnswerBlocks(call, parser)
+        self._answer = AnswerBlocks(call, new_parser())
         self._events = 0  # that went out
 
     def take(self, batch: Sequence[tuple[int, UpdateHead]]) -> None:

@@ -1,0 +1,60 @@
+"""Whether what another server wants encoded can be: its layout comes from there, so that a request's own options count."""
+
+import itertools
+import math
+
+from sightline.errors import MediaError
+from sightline.spec import PatchSpec, ProcessorSpec
+from sightline.types import Grid, MediaItem, VideoHeader, View
+
+
+def check_item(item: MediaItem, processor: ProcessorSpec) -> None:
+    """Raises a MediaError where its views, grids, frames and rows do not belong together, or are more than the model takes."""
+    subject = f"{item.ref.kind.capitalize()} {item.ref.source}"
+    spec = processor.image if item.ref.kind == "image" else processor.video
+    if spec is None:
+        raise MediaError(f"{subject} cannot be encoded: the model takes no videos.")
+    if not item.views or len(item.views) != len(item.grids):
+        raise MediaError(f"{subject} has {len(item.views)} views and {len(item.grids)} grids.")
+    groups = _check_frames(subject, item, spec)
+    for view, grid in zip(item.views, item.grids, strict=True):
+        _check_view(subject, view, grid, groups, spec)
+    most = processor.most_patches_per_item()
+    if item.patches > most:
+        raise MediaError(f"{subject} has {item.patches} patches, more than the {most} that an item may have.")
+    arranged = processor.arrange(item)
+    made = item.patches // spec.merge_size**2 if arranged is None else len(arranged)
+    if item.rows != made:
+        raise MediaError(f"{subject} has {item.rows} embedding rows, but its patches make {made}.")
+
+
+def _check_frames(subject: str, item: MediaItem, spec: PatchSpec) -> int:
+    """How many temporal patches it has."""
+    indices, header = item.frame_indices, item.ref.header
+    if not isinstance(header, VideoHeader):
+        if indices or item.frame_times:
+            raise MediaError(f"{subject} is no video, but frames of it are asked for.")
+        return 1
+    ordered = all(first <= second for first, second in itertools.pairwise(indices))
+    if not indices or not ordered or not (indices[0] >= 0 and indices[-1] < header.frame_count):
+        raise MediaError(f"{subject} has {header.frame_count} frames, and those asked for are not among them, ascending.")
+    if len(indices) % spec.temporal_patch_size or len(item.frame_times) != len(indices):
+        raise MediaError(f"{subject} has {len(indices)} frames and {len(item.frame_times)} times.")
+    return len(indices) // spec.temporal_patch_size
+
+
+def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec) -> None:
+    numbers = (*view.resized, *view.canvas, *view.tile)
+    inside = all(
+        offset >= 0 and offset + size <= whole
+        for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True)
+    )
+    fits = min(numbers) > 0 and not any(
+        whole % tile or tile % (spec.patch_size * spec.merge_size) for whole, tile in zip(view.canvas, view.tile, strict=True)
+    )
+    if not (inside and fits):
+        raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
+    tiles = math.prod(whole // tile for whole, tile in zip(view.canvas, view.tile, strict=True))
+    expected = (tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
+    if grid != expected:
+        raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")
