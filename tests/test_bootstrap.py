@@ -47,6 +47,22 @@ def test_every_dependency_of_the_project_is_pinned_within_its_bounds() -> None:
     assert [str(r) for r in requirements if not r.specifier.contains(found[canonicalize_name(r.name)])] == []
 
 
+def gpu_pins() -> dict[str, str]:
+    lines = (ROOT / "constraints-gpu.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_versions_for_a_gpu_are_within_bounds_and_else_those_of_the_tests() -> None:
+    """Red when the gpu extra's bounds leave what ran, or a pin of the tests moves and that of a GPU machine does not."""
+    found, tested = gpu_pins(), pins()
+    requirements = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["gpu"]]]
+    for one in requirements:
+        assert one.specifier.contains(found[canonicalize_name(one.name)], prereleases=True), one
+    assert all("<" in str(one.specifier) for one in map(Requirement, EXTRAS["gpu"]))
+    differ = {name for name in found.keys() & tested.keys() if found[name] != tested[name]}
+    assert differ == {"torch"}
+
+
 def test_every_package_that_comes_along_is_pinned() -> None:
     """Red when a dependency of a dependency has no pin, so that two clones could differ. Follows the installed packages."""
     if any("nvidia" in text for text in metadata.requires("torch") or []):
