@@ -185,10 +185,35 @@ def test_scripts_parse_and_are_executable() -> None:
         assert (checked.returncode, checked.stderr) == (0, ""), script
 
 
-def test_help_names_both_commands_from_any_folder(tmp_path: Path) -> None:
+def test_help_names_the_commands_from_any_folder(tmp_path: Path) -> None:
     result = run("help", cwd=tmp_path)
     assert result.returncode == 0
-    assert re.findall(r"^  (demo|test) ", result.stdout, re.MULTILINE) == ["demo", "test"]
+    commands = re.findall(r"^  (demo|serve|test|docs) ", result.stdout, re.MULTILINE)
+    assert commands == ["demo", "serve", "test", "docs", "docs"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_pip_says_is_folded_unless_it_fails(tmp_path: Path, code: int) -> None:
+    """A copy of ./run whose .venv has a pip that talks. Red when a newcomer has to read it, or cannot see why it failed."""
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    pip = f'"-m pip install"*) echo "Collecting everything"; exit {code} ;;'
+    (folder / "python").write_text(f'#!/bin/sh\ncase "$*" in\n{pip}\nesac\n')
+    (folder / "sightline").write_text('#!/bin/sh\necho "started: $*"\n')
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    result = subprocess.run([str(tmp_path / "run"), "serve", "--port", "9"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == code
+    if code:
+        assert "Collecting everything" in result.stderr and result.stderr.splitlines()[-1].startswith(
+            "run: A package could not be"
+        )
+    else:
+        assert "Collecting" not in result.stdout + result.stderr
+        assert result.stdout.splitlines()[-1] == "started: serve --port 9"
 
 
 @pytest.mark.parametrize(

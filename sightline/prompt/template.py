@@ -107,7 +107,7 @@ class ChatTemplate:
 
     @property
     def call_form(self) -> CallForm:
-        """How the model is told to write calls of tools: with tags <function=…> and <parameter=…>, with <arg_key>, or as JSON."""
+        """How the model is told to write calls of tools: with tags <function=…> and <parameter=…>, <arg_key>, or as JSON."""
         if "<function=" in self.source and "<parameter=" in self.source:
             return "xml"
         return "glm" if "<arg_key>" in self.source and "<arg_value>" in self.source else "json"
