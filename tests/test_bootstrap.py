@@ -113,6 +113,15 @@ def test_everything_but_torch_is_installed_by_its_hash(command: str) -> None:
     assert "torch" not in found
 
 
+def test_the_documentation_is_built_with_packages_by_their_hashes() -> None:
+    """Red when the docs extra changes and .ci/lock.py --docs is not run, or one package has two versions in one clone."""
+    found, pinned = locked("docs"), pins()
+    for one in map(Requirement, EXTRAS["docs"]):
+        assert one.specifier.contains(found[canonicalize_name(one.name)][0]), one
+    assert all(len(hashes) == len(set(hashes)) >= 1 for _, hashes in found.values())
+    assert {name for name in found.keys() & pinned.keys() if found[name][0] != pinned[name]} == set()
+
+
 def dev_pins() -> list[str]:
     """Those of the dev extra, which ./run does not install."""
     text = (ROOT / "constraints.txt").read_text().split("# The dev extra\n")[1]

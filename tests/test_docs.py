@@ -16,7 +16,7 @@ from sightline.cli.main import main, make_parser
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "training/*.md", "sightline/data/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "training/*.md", "examples/*.md", "sightline/data/**/*.md")
     for path in ROOT.glob(pattern)
 )
 SUMMARY = json.loads((ROOT / "benchmarks/results/h200/summary.json").read_text())
