@@ -1,6 +1,6 @@
 """One question about one image.
 
-    python examples/ask_an_image.py [IMAGE [QUESTION [MODEL]]]
+python examples/ask_an_image.py [IMAGE [QUESTION [MODEL]]]
 """
 
 import sys

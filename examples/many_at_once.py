@@ -1,6 +1,6 @@
 """Several conversations as one batch. One that cannot be answered stops none of the others.
 
-    python examples/many_at_once.py
+python examples/many_at_once.py
 """
 
 from sightline import LLM, SamplingParams

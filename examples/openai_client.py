@@ -1,7 +1,7 @@
 """OpenAI's client against a server: an image from a file, the answer as a stream.
 
-    sightline serve &
-    python examples/openai_client.py [URL]
+sightline serve &
+python examples/openai_client.py [URL]
 """
 
 import base64

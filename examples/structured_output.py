@@ -1,6 +1,6 @@
 """An answer that follows a JSON schema. The small model has never seen JSON: only the form is certain.
 
-    python examples/structured_output.py
+python examples/structured_output.py
 """
 
 import json

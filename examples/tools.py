@@ -1,7 +1,7 @@
 """A function that the model must call, its result, and the answer after it.
 
-    sightline serve &
-    python examples/tools.py [URL]
+sightline serve &
+python examples/tools.py [URL]
 """
 
 import json

@@ -41,9 +41,11 @@ _SECTIONS: dict[str, Any] = {"model": ModelConfig, "media": MediaConfig, "engine
 class LLM:
     """A loaded model with an engine in a thread of its own.
 
-    >>> llm = LLM("path/to/checkpoint")
-    >>> parts = [{"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is it?"}]
-    >>> llm.chat([{"role": "user", "content": parts}]).text
+    ```python
+    llm = LLM("path/to/checkpoint")
+    parts = [{"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is it?"}]
+    print(llm.chat([{"role": "user", "content": parts}]).text)
+    ```
     """
 
     def __init__(self, model: str | Path = "", config: Config | None = None, **settings: Any) -> None:
