@@ -1,4 +1,4 @@
-"""Lays out what `./run docs` builds: the Markdown files of the repository where they lie in it, and every file that they link to.
+"""Lays out what `./run docs` builds: the repository's Markdown files where they lie in it, and each file that they link to.
 
     python docs/site/stage.py FOLDER    FOLDER gets mkdocs.yml and pages/
 
@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "training/*.md", "examples/*.md", "sightline/data/**/*.md")
-SETTINGS = """Flags of `sightline serve`, `ask` and `eval`, options of a `--config` file, and, with underscores, keyword arguments of `LLM`
-(but those of `ServerConfig`). A switch has a second form that begins with `--no-`."""
+SETTINGS = """Flags of `sightline serve`, `ask` and `eval`, options of a `--config` file, and, with underscores, keyword
+arguments of `LLM` (but those of `ServerConfig`). A switch has a second form that begins with `--no-`."""
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
 

@@ -7,8 +7,10 @@ import importlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -98,6 +100,7 @@ def torch_and_gpu(report: Report) -> Facts:
                 report.warnings.append(
                     f"GPU {index} ({found.name}) computes in bfloat16 slowly or not at all; serve with --dtype float16."
                 )
+        report.problems += _lacking_for_triton()
     elif driver is not None and not torch.version.cuda:
         report.warnings.append(
             f"There is an NVIDIA driver ({driver}), but torch is built without CUDA: the GPU is not used; "
@@ -110,6 +113,17 @@ def torch_and_gpu(report: Report) -> Facts:
     device, dtype = _device_and_dtype()
     facts["would run on"] = f"{device} in {_short(dtype)}"
     return facts
+
+
+def _lacking_for_triton() -> list[str]:
+    """Triton builds the functions that launch its kernels with the machine's C compiler."""
+    found = []
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))):
+        found.append("There is no C compiler, which Triton needs for its kernels; apt install gcc.")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        found.append(f"Python's headers are missing, which Triton needs for its kernels; apt install python{version}-dev.")
+    return found
 
 
 def _driver() -> str | None:

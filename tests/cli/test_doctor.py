@@ -93,6 +93,17 @@ def test_what_a_gpu_lacks_is_said_with_the_command_that_adds_it(monkeypatch: pyt
         assert all(warning.endswith(f"; {command}") for warning in report.warnings), report.warnings
 
 
+def test_what_triton_needs_to_launch_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(doctor_checks.sysconfig, "get_path", lambda name: str(tmp_path))
+    compiler, headers = doctor_checks._lacking_for_triton()
+    assert compiler.endswith("; apt install gcc.") and headers.endswith(f"; apt install python3.{sys.version_info.minor}-dev.")
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "clang").touch(0o755)
+    assert doctor_checks._lacking_for_triton() == []
+
+
 def test_a_group_of_packages_names_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "_version", lambda name: None if name == "pyarrow" else "1.0")
     assert doctor_checks.extras(doctor_checks.Report())["eval"] == "without pyarrow; pip install 'sightline-vlm[eval]'"
