@@ -1,6 +1,7 @@
 """Writes requirements/demo.lock and test.lock: the pins of constraints.txt with the hashes of their files, from an index.
 
-    python .ci/lock.py --index-url URL    a "simple" index, as pip's option of that name takes it
+    python .ci/lock.py --index-url URL           a "simple" index, as pip's option of that name takes it
+    python .ci/lock.py --index-url URL --docs    docs.lock instead, from an environment that has the docs extra and packaging
 
 For each command of ./run one list: what it installs, with all that this pulls in, found by following the packages that are
 installed where this runs, which must be those that are pinned. Each release has the hashes of all its files, so that a list
@@ -24,10 +25,10 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "requirements"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)), "manylinux2014_x86_64", "manylinux1_x86_64"]
-NOT_HERE = ("torch", "sightline")
+NOT_HERE = ("torch", "sightline-vlm")
 ALONE = ("setuptools",)  # needed to build the project, and by nobody else
 WITHOUT_DEPENDENCIES = ("torchvision",)  # of the tests, see constraints.txt
-HEAD = """# What ./run {command} installs but for torch, each file by its SHA-256. Written by .ci/lock.py from constraints.txt.
+HEAD = """# What ./run {command} installs{but}, each file by its SHA-256. Written by .ci/lock.py{origin}.
 """
 
 
@@ -90,16 +91,26 @@ def without_wheel(files: dict[str, str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--index-url", required=True)
-    index = parser.parse_args().index_url.rstrip("/")
+    parser.add_argument("--docs", action="store_true")
+    arguments = parser.parse_args()
+    index = arguments.index_url.rstrip("/")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = pins()
+    if arguments.docs:
+        names = closure([Requirement(text) for text in project["optional-dependencies"]["docs"]])
+        return write({"docs": names}, {name: metadata.version(name) for name in names}, index)
     own = [Requirement(text) for text in (*ALONE, *project["dependencies"])]
     tests = [Requirement(text) for text in project["optional-dependencies"]["test"]]
-    lists = {"demo": closure(own), "test": closure([*own, *tests]) | dict.fromkeys(WITHOUT_DEPENDENCIES, "")}
-    files = {name: files_of(name, pinned[name], index) for name in sorted(lists["test"]) if name not in NOT_HERE}
+    both = {"demo": closure(own), "test": closure([*own, *tests]) | dict.fromkeys(WITHOUT_DEPENDENCIES, "")}
+    return write(both, pins(), index)
+
+
+def write(lists: dict[str, dict[str, str]], pinned: dict[str, str], index: str) -> int:
+    wanted = sorted({name for names in lists.values() for name in names} - set(NOT_HERE))
+    files = {name: files_of(name, pinned[name], index) for name in wanted}
     FOLDER.mkdir(exist_ok=True)
     for command, names in lists.items():
-        lines = [HEAD.format(command=command)]
+        but, origin = ("", "") if command == "docs" else (" but for torch", " from constraints.txt")
+        lines = [HEAD.format(command=command, but=but, origin=origin)]
         for name in sorted(set(names) - set(NOT_HERE)):
             condition = f" ; {names[name]}" if names[name] else ""
             hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(files[name].values()))

@@ -319,6 +319,10 @@ class ServerConfig:
     api_key: tuple[str, ...] = setting(
         (), "Keys of which requests must bring one, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
     )
+    api_key_file: str | None = setting(
+        None,
+        "File with such keys, one a line. Without key and file, SIGHTLINE_API_KEY of the environment is one.",
+    )
     admin_api_key: str | None = setting(None, "Key for admin endpoints such as /flush_cache, which are off without one.")
     allowed_hosts: tuple[str, ...] = setting(
         (),

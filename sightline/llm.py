@@ -28,7 +28,7 @@ from sightline.prompt.raw_prompts import Prompt, build_raw
 from sightline.prompt.template import opens_reasoning
 from sightline.sampling_params import ResolvedSampling, resolve_sampling
 from sightline.stream.answer_parts import Calls
-from sightline.stream.xml_call import schemas_of
+from sightline.stream.call_forms import call_reader
 from sightline.submission import Submission, answer_returns, end_tokens_of, of_tenant, tenant_of
 from sightline.timing import StageClock
 from sightline.types import Completion, MediaItem, Message, Request, SamplingParams
@@ -41,9 +41,11 @@ _SECTIONS: dict[str, Any] = {"model": ModelConfig, "media": MediaConfig, "engine
 class LLM:
     """A loaded model with an engine in a thread of its own.
 
-    >>> llm = LLM("path/to/checkpoint")
-    >>> parts = [{"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is it?"}]
-    >>> llm.chat([{"role": "user", "content": parts}]).text
+    ```python
+    llm = LLM("path/to/checkpoint")
+    parts = [{"type": "image", "image": "cat.jpg"}, {"type": "text", "text": "What is it?"}]
+    print(llm.chat([{"role": "user", "content": parts}]).text)
+    ```
     """
 
     def __init__(self, model: str | Path = "", config: Config | None = None, **settings: Any) -> None:
@@ -204,9 +206,8 @@ class LLM:
         def builder(conversation: Sequence[Message]) -> Builder:
             return lambda clock: self.prompts.chat(conversation, clock=clock, **fields)
 
-        xml = schemas_of(tools) if tools and self.prompts.template.calls_are_xml else None
         builders = [builder(conversation) for conversation in (messages if several else [messages])]
-        return builders, several, Calls(bool(tools), xml)
+        return builders, several, Calls(bool(tools), call_reader(self.prompts.template.call_form, tools or ()))
 
     def _resolved(self, params: SamplingParams) -> ResolvedSampling:
         if params.structured is not None:

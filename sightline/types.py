@@ -25,6 +25,7 @@ from sightline.sampling_rules import (
 
 PDF = "PDF"  # the format of an image that is a page; its bytes are the whole file
 FRAMES = "frames"  # the format of a video that came as a list of images
+CallForm = Literal["json", "xml", "glm"]  # how a model writes calls of tools: stream/answer_parts.py, xml_call.py, glm_call.py
 Message = Mapping[str, Any]  # an OpenAI-style chat message: role, content (text or a list of parts)
 
 

@@ -47,6 +47,22 @@ def test_every_dependency_of_the_project_is_pinned_within_its_bounds() -> None:
     assert [str(r) for r in requirements if not r.specifier.contains(found[canonicalize_name(r.name)])] == []
 
 
+def gpu_pins() -> dict[str, str]:
+    lines = (ROOT / "constraints-gpu.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_versions_for_a_gpu_are_within_bounds_and_else_those_of_the_tests() -> None:
+    """Red when the gpu extra's bounds leave what ran, or a pin of the tests moves and that of a GPU machine does not."""
+    found, tested = gpu_pins(), pins()
+    requirements = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["gpu"]]]
+    for one in requirements:
+        assert one.specifier.contains(found[canonicalize_name(one.name)], prereleases=True), one
+    assert all("<" in str(one.specifier) for one in map(Requirement, EXTRAS["gpu"]))
+    differ = {name for name in found.keys() & tested.keys() if found[name] != tested[name]}
+    assert differ == {"torch"}
+
+
 def test_every_package_that_comes_along_is_pinned() -> None:
     """Red when a dependency of a dependency has no pin, so that two clones could differ. Follows the installed packages."""
     if any("nvidia" in text for text in metadata.requires("torch") or []):
@@ -95,6 +111,15 @@ def test_everything_but_torch_is_installed_by_its_hash(command: str) -> None:
     if command == "test":
         assert sorted(pinned.keys() - found.keys() - {"torch"}) == sorted(dev_pins())
     assert "torch" not in found
+
+
+def test_the_documentation_is_built_with_packages_by_their_hashes() -> None:
+    """Red when the docs extra changes and .ci/lock.py --docs is not run, or one package has two versions in one clone."""
+    found, pinned = locked("docs"), pins()
+    for one in map(Requirement, EXTRAS["docs"]):
+        assert one.specifier.contains(found[canonicalize_name(one.name)][0]), one
+    assert all(len(hashes) == len(set(hashes)) >= 1 for _, hashes in found.values())
+    assert {name for name in found.keys() & pinned.keys() if found[name][0] != pinned[name]} == set()
 
 
 def dev_pins() -> list[str]:
@@ -169,10 +194,35 @@ def test_scripts_parse_and_are_executable() -> None:
         assert (checked.returncode, checked.stderr) == (0, ""), script
 
 
-def test_help_names_both_commands_from_any_folder(tmp_path: Path) -> None:
+def test_help_names_the_commands_from_any_folder(tmp_path: Path) -> None:
     result = run("help", cwd=tmp_path)
     assert result.returncode == 0
-    assert re.findall(r"^  (demo|test) ", result.stdout, re.MULTILINE) == ["demo", "test"]
+    commands = re.findall(r"^  (demo|serve|test|docs) ", result.stdout, re.MULTILINE)
+    assert commands == ["demo", "serve", "test", "docs", "docs"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_pip_says_is_folded_unless_it_fails(tmp_path: Path, code: int) -> None:
+    """A copy of ./run whose .venv has a pip that talks. Red when a newcomer has to read it, or cannot see why it failed."""
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    pip = f'"-m pip install"*) echo "Collecting everything"; exit {code} ;;'
+    (folder / "python").write_text(f'#!/bin/sh\ncase "$*" in\n{pip}\nesac\n')
+    (folder / "sightline").write_text('#!/bin/sh\necho "started: $*"\n')
+    for file in folder.iterdir():
+        file.chmod(0o755)
+    result = subprocess.run([str(tmp_path / "run"), "serve", "--port", "9"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == code
+    if code:
+        assert "Collecting everything" in result.stderr and result.stderr.splitlines()[-1].startswith(
+            "run: A package could not be"
+        )
+    else:
+        assert "Collecting" not in result.stdout + result.stderr
+        assert result.stdout.splitlines()[-1] == "started: serve --port 9"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ def clone(tmp_path: Path) -> Path:
     """A copy of .ci/run beside a `run` that only says how it was called, and a folder of the few tools there are."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    script(tmp_path / "run", 'echo "tests: $*"')
+    script(
+        tmp_path / "run", 'if [[ "$1" == docs ]]; then echo "page: what is wrong"; exit "${DOCS_CODE:-0}"; fi; echo "tests: $*"'
+    )
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
         found = shutil.which(tool)
@@ -34,10 +36,11 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def run(clone: Path, *arguments: str) -> list[str]:
+def run(clone: Path, *arguments: str, docs: int = 0, code: int = 0) -> list[str]:
     command = [str(clone / ".ci" / "run"), *arguments]
-    environment = {**os.environ, "PATH": str(clone / "bin")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    environment = {**os.environ, "PATH": str(clone / "bin"), "DOCS_CODE": str(docs)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
@@ -45,6 +48,15 @@ def test_a_machine_with_a_chromium_installs_nothing(clone: Path) -> None:
     script(clone / "bin" / "chromium", "true")
     script(clone / "bin" / "apt-get", "echo called; exit 1")
     assert run(clone, "--all", "-x") == ["tests: test --all -x"]
+
+
+@pytest.mark.parametrize(("docs", "code"), [(3, 0), (124, 0), (1, 1)], ids=["no packages", "no time", "a wrong page"])
+def test_the_documentation_is_built_where_its_packages_can_be_had(clone: Path, docs: int, code: int) -> None:
+    """Red when a network that is down fails the run, or a page that is wrong does not."""
+    script(clone / "bin" / "chromium", "true")
+    said = run(clone, docs=docs, code=code)
+    assert said[0].startswith("==> The documentation") and said[1] == "page: what is wrong"
+    assert said[2:] == ([] if code else ["tests: test"])
 
 
 def test_without_a_package_manager_the_tests_run(clone: Path) -> None:

@@ -16,7 +16,7 @@ from sightline.cli.main import main, make_parser
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "training/*.md", "sightline/data/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "training/*.md", "examples/*.md", "sightline/data/**/*.md")
     for path in ROOT.glob(pattern)
 )
 SUMMARY = json.loads((ROOT / "benchmarks/results/h200/summary.json").read_text())
@@ -166,9 +166,9 @@ def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path: Path) -> None:
     """Red when a file of data is missing, code needs a folder of the clone, or benchmarks are in the wheel."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("sightline-*.whl")
+    (wheel,) = tmp_path.glob("sightline_vlm-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert not [name for name in names if name.startswith(("benchmarks/", "tests/", "training/"))]
+    assert not [name for name in names if name.startswith(("benchmarks/", "tests/", "training/", "examples/"))]
     place = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "-q", "--target", str(place), str(wheel)], check=True)
     code = "import sightline, sys; from sightline.cli.main import main; print(sightline.__file__); sys.exit(main(['demo']))"

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cli.kept_figures import command, keep
+from sightline.cli.keys import key_to_ask_with
 from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--port", type=int, default=8000, metavar="N", help="(default: 8000)")
     group.add_argument("--endpoint", default="/v1/chat/completions", metavar="PATH", help="(default: /v1/chat/completions)")
     group.add_argument("--model", metavar="NAME", help="as the server calls it (default: the first of /v1/models)")
-    group.add_argument("--api-key", metavar="KEY", help="(default: the environment's OPENAI_API_KEY, if set)")
+    group.add_argument("--api-key", metavar="KEY", help="(default: the environment's SIGHTLINE_API_KEY or OPENAI_API_KEY)")
     group.add_argument("--header", nargs="*", default=[], metavar="NAME=VALUE", help="further headers of each request")
     group.add_argument("--extra-body", default="{}", metavar="JSON", help="further fields of each request, as a JSON object")
     group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: 600)")
@@ -63,7 +63,7 @@ def target_config(arguments: argparse.Namespace) -> "TargetConfig":
         base_url=arguments.base_url or f"http://{arguments.host}:{arguments.port}",
         endpoint=arguments.endpoint,
         model=arguments.model,
-        api_key=arguments.api_key or os.environ.get("OPENAI_API_KEY"),
+        api_key=arguments.api_key or key_to_ask_with(),
         headers=tuple(headers),
         timeout_s=arguments.timeout,
     )

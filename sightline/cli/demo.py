@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from importlib import resources
@@ -36,6 +37,29 @@ def run(arguments: argparse.Namespace) -> None:
             wrong = sum(not _ask(llm, folder, one) for one in json.loads((folder / "questions.json").read_text()))
     if wrong:
         sys.exit(f"{wrong} of the answers above are wrong.")
+    print(f"\nThat model reads drawn scenes like these and knows nothing else. What to type next:\n{_next_steps()}")
+
+
+def _next_steps() -> str:
+    program = _program()
+    steps = {
+        f"{program} serve": "the same model, with a page to try it on http://127.0.0.1:8000",
+        f"{program} serve Qwen/Qwen3-VL-2B-Instruct": "a model that knows the world, from the Hugging Face Hub (4 GB)",
+        f'{program} ask "What is this?" --image photo.jpg --model Qwen/Qwen3-VL-2B-Instruct': "one answer, without a server",
+        f"{program} doctor": "what this machine has, and what is missing",
+    }
+    return "\n".join(f"  {command}\n      {what}" for command, what in steps.items())
+
+
+def _program() -> str:
+    """How this command can be typed again: by its name if the shell finds it, else as this process was started."""
+    found = shutil.which("sightline")
+    started = Path(sys.argv[0])
+    if found is not None and started.exists() and Path(found).resolve() == started.resolve():
+        return "sightline"
+    if started.name == "sightline" and started.is_relative_to(Path.cwd()):
+        return str(started.relative_to(Path.cwd()))
+    return str(started) if started.name == "sightline" else f"{Path(sys.executable).name} -m sightline"
 
 
 def _ask(llm: Any, folder: Path, asked: dict[str, Any]) -> bool:

@@ -7,8 +7,10 @@ import importlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from sightline.processors import available_processors
 
 Facts = dict[str, Any]  # name → a string, or a dict of strings by name
 ROOT = Path(sightline.__file__).parent.parent
+DISTRIBUTION = "sightline-vlm"  # the package's name for pip; `sightline` there is somebody else's
 _VIDEO_CODECS = ("h264", "hevc", "vp9", "av1", "mpeg4")
 DEFINITION = "torch definition"
 _FEW_FILES = 4096  # open files; each connection is one
@@ -48,6 +51,7 @@ def examine() -> Report:
         "decoders": decoders,
         "packages": packages,
         "extras": extras,
+        "GPU packages": gpu_packages,
     }
     for name, check in checks.items():
         try:
@@ -96,8 +100,12 @@ def torch_and_gpu(report: Report) -> Facts:
                 report.warnings.append(
                     f"GPU {index} ({found.name}) computes in bfloat16 slowly or not at all; serve with --dtype float16."
                 )
+        report.problems += _lacking_for_triton()
     elif driver is not None and not torch.version.cuda:
-        report.warnings.append(f"There is an NVIDIA driver ({driver}), but torch is built without CUDA: the GPU is not used.")
+        report.warnings.append(
+            f"There is an NVIDIA driver ({driver}), but torch is built without CUDA: the GPU is not used; "
+            "pip install --force-reinstall 'torch==2.11.*'."
+        )
     elif driver is not None:
         report.warnings.append(f"There is an NVIDIA driver ({driver}), but torch, {built}, cannot use the GPU.")
     else:
@@ -105,6 +113,17 @@ def torch_and_gpu(report: Report) -> Facts:
     device, dtype = _device_and_dtype()
     facts["would run on"] = f"{device} in {_short(dtype)}"
     return facts
+
+
+def _lacking_for_triton() -> list[str]:
+    """Triton builds the functions that launch its kernels with the machine's C compiler."""
+    found = []
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))):
+        found.append("There is no C compiler, which Triton needs for its kernels; apt install gcc.")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        found.append(f"Python's headers are missing, which Triton needs for its kernels; apt install python{version}-dev.")
+    return found
 
 
 def _driver() -> str | None:
@@ -244,24 +263,61 @@ def packages(report: Report) -> Facts:
 
 
 def extras(report: Report) -> Facts:
-    """The optional groups of packages, and what of them is missing."""
-    groups: dict[str, list[str]] = {}
+    """The optional groups of packages, what of them is missing and how to add it."""
+    facts = {}
+    for extra, wanted in sorted(_extra_requirements().items()):
+        absent = [one.name for one in wanted if _version(one.name) is None]
+        facts[extra] = f"without {', '.join(absent)}; {_adding(extra)}" if absent else "complete"
+    return facts
+
+
+# Packages of the gpu extra: the major compute capabilities that they are used on, and what goes without them.
+_OF_THE_GPU = {
+    "flash-attn-4": (range(9, 13), "attention runs in torch's and Triton's kernels, which are slower"),
+    "quack-kernels": (range(9, 10), "products of the vision tower run in cuBLAS, which is a little slower"),
+    "nvidia-nvimgcodec-cu13": (range(7, 13), "JPEGs are decoded on the CPU"),
+}
+
+
+def gpu_packages(report: Report) -> Facts:
+    """Those of the gpu extra that are called; warns of what the GPU that is here could use and has not."""
+    import torch
+
+    majors = {torch.cuda.get_device_capability(index)[0] for index in range(torch.cuda.device_count())}
+    wanted = {one.name: one for one in _extra_requirements().get("gpu", [])}
+    facts = {}
+    for name, (used_on, without) in _OF_THE_GPU.items():
+        version = _version(name)
+        facts[name] = version or "missing"
+        if name not in wanted or not majors & set(used_on):
+            continue
+        if version is None:
+            report.warnings.append(f"{name} is not installed, so {without}; {_adding('gpu')}.")
+        elif not wanted[name].specifier.contains(version, prereleases=True):
+            report.warnings.append(f"{name} is {version}, but {_bound(wanted[name])} is what runs; {_adding('gpu')}.")
+    return facts
+
+
+def _adding(extra: str) -> str:
+    pins = " --constraint constraints-gpu.txt" if extra == "gpu" and (ROOT / "constraints-gpu.txt").exists() else ""
+    return f"pip install '{DISTRIBUTION}[{extra}]'{pins}"
+
+
+def _extra_requirements() -> dict[str, list[Requirement]]:
+    """Of each optional group, those that are meant for this machine."""
+    groups: dict[str, list[Requirement]] = {}
     for requirement in _requirements():
         if requirement.marker is not None:
             for extra in re.findall(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker)):
                 if requirement.marker.evaluate({"extra": extra}):
-                    groups.setdefault(extra, []).append(requirement.name)
-    facts = {}
-    for extra, names in sorted(groups.items()):
-        absent = [name for name in names if _version(name) is None]
-        facts[extra] = f"without {', '.join(absent)}" if absent else "complete"
-    return facts
+                    groups.setdefault(extra, []).append(requirement)
+    return groups
 
 
 def _requirements() -> list[Requirement]:
     """Those of the installed package; in a clone that is not installed, those of its pyproject.toml."""
     try:
-        return [Requirement(text) for text in metadata.requires("sightline") or []]
+        return [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         found = [Requirement(text) for text in project["dependencies"]]

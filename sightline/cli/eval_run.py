@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cli.flags import add_config_flags, config_from_flags
 from sightline.cli.kept_figures import keep
+from sightline.cli.keys import key_to_ask_with
 from sightline.config import EngineConfig, MediaConfig, ModelConfig
 from sightline.errors import ConfigError
 
@@ -45,7 +45,9 @@ def add_run_options(parser: argparse.ArgumentParser, without: Sequence[str] = ()
     )
     server = parser.add_argument_group("A server that answers, instead of a model in this process")
     server.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1")
-    server.add_argument("--api-key", metavar="KEY", help="its key (default: OPENAI_API_KEY of the environment, if any)")
+    server.add_argument(
+        "--api-key", metavar="KEY", help="its key (default: the environment's SIGHTLINE_API_KEY, OPENAI_API_KEY)"
+    )
     server.add_argument("--served-model", metavar="NAME", help="the model to ask for (default: the only one that is served)")
     server.add_argument("--stream", action="store_true", help="ask for streams, as chat programs do; the answers are the same")
     server.add_argument("--timeout", type=float, default=600.0, metavar="S", help="most seconds for an answer (default: 600)")
@@ -124,7 +126,7 @@ def make_answerer(arguments: argparse.Namespace, with_llm: "Callable[[LLM], None
             if field.name in vars(arguments):
                 flag = field.name.replace("_", "-")
                 raise ConfigError(f"--{flag} is for a model in this process and means nothing with --base-url.")
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    key = arguments.api_key or key_to_ask_with()
     return ServerAnswerer(arguments.base_url, arguments.served_model, key, arguments.timeout, stream=arguments.stream)
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from sightline import __version__
-from sightline.cli import ask, batch, bench, demo, doctor, eval, model, serve
+from sightline.cli import ask, batch, bench, completion, demo, doctor, eval, model, serve
 from sightline.cli.flags import Parser
 from sightline.errors import UserError
 
@@ -13,14 +13,18 @@ from sightline.errors import UserError
 def make_parser() -> Parser:
     parser = Parser(prog="sightline", description="Serve and ask vision-language models.")
     parser.add_argument("--version", action="version", version=f"sightline {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (demo, ask, serve, batch, model, bench, eval, doctor):
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    for module in (demo, ask, serve, batch, model, bench, eval, doctor, completion):
         module.add_command(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = make_parser().parse(arguments)
+    parser = make_parser()
+    parsed = parser.parse(arguments)
+    if "run" not in parsed:  # no command
+        parser.print_help()
+        return 0
     try:
         code: int | None = parsed.run(parsed)
     except UserError as error:

@@ -7,10 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sightline.cli import vllm_flags
 from sightline.cli.flags import Parser, add_config_flags, add_flags, config_from_flags, from_flags
-from sightline.cli.sglang_flags import OTHERS, add_sglang_flags
+from sightline.cli.keys import with_keys
+from sightline.cli.sglang_flags import OTHERS as SGLANG_OTHERS
+from sightline.cli.sglang_flags import add_sglang_flags
 from sightline.config import Config, MediaConfig, ServerConfig
 from sightline.errors import ConfigError
+
+OTHERS = {**vllm_flags.OTHERS, **SGLANG_OTHERS}
 
 
 def add_command(commands: Any) -> None:
@@ -47,7 +52,7 @@ def serve_config(arguments: argparse.Namespace) -> Config:
     media = {field.name: getattr(config.media, field.name) for field in dataclasses.fields(MediaConfig)}
     if "allowed_local_media_path" not in vars(given):
         del media["allowed_local_media_path"]  # strangers write the requests: no local files unless a folder is named
-    return dataclasses.replace(config, media=MediaConfig.for_server(**media), server=from_flags(ServerConfig, given))
+    return dataclasses.replace(config, media=MediaConfig.for_server(**media), server=with_keys(from_flags(ServerConfig, given)))
 
 
 def _read_file(path: Path) -> argparse.Namespace:

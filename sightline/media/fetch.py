@@ -41,13 +41,13 @@ def fetch(url: str, limits: MediaConfig, allowance: ByteAllowance, resolver: Res
 async def fetch_async(url: str, limits: MediaConfig, allowance: ByteAllowance, resolver: Resolver | None = None) -> bytes:
     """The body behind `url`. `allowance` counts its bytes and has the name that messages use."""
     subject = allowance.subject
-    if not limits.allow_http:
-        raise MediaError(f"{subject} cannot be fetched: http(s) URLs are switched off (allow_http).")
     try:
         async with asyncio.timeout(limits.fetch_timeout_s):
             return await _follow(url, limits, allowance, resolver or LOOK_UPS.resolver())
     except (TimeoutError, httpcore.TimeoutException) as error:
-        raise MediaError(f"{subject} cannot be fetched: it took longer than {limits.fetch_timeout_s:g} s.") from error
+        raise MediaError(
+            f"{subject} cannot be fetched: it took longer than {limits.fetch_timeout_s:g} s (--fetch-timeout-s)."
+        ) from error
     except Exception as error:
         if isinstance(error, MediaError):
             raise
@@ -79,7 +79,7 @@ async def _follow(url: str, limits: MediaConfig, allowance: ByteAllowance, resol
     """Follows redirects by hand: each hop must be allowed before it is asked."""
     target = httpx.URL(url)
     for _ in range(1 + MAX_REDIRECTS):
-        host, port = _checked_host(target, limits, allowance.subject)
+        host, port = _host_and_port(target, allowance.subject)
         addresses = await _checked_addresses(host, port, limits, allowance.subject, resolver)
         backend = PinnedBackend(host, addresses)
         async with httpcore.AsyncConnectionPool(ssl_context=_tls(), network_backend=backend, http2=False) as pool:
@@ -93,7 +93,7 @@ async def _follow(url: str, limits: MediaConfig, allowance: ByteAllowance, resol
     raise MediaError(f"{allowance.subject} cannot be fetched: it redirects more than {MAX_REDIRECTS} times.")
 
 
-def _checked_host(target: httpx.URL, limits: MediaConfig, subject: str) -> tuple[str, int]:
+def _host_and_port(target: httpx.URL, subject: str) -> tuple[str, int]:
     """The host in ASCII, and the port. The URL was parsed once: what is checked here is what will be connected to."""
     host = target.raw_host.decode("ascii")
     port = target.port if target.port is not None else 443 if target.scheme == "https" else 80
@@ -103,12 +103,24 @@ def _checked_host(target: httpx.URL, limits: MediaConfig, subject: str) -> tuple
         raise MediaError(f"{subject} cannot be fetched: its URL holds a user name or password.")
     if literal_address(host) is None and not is_plain_name(host):
         raise MediaError(f"{subject} cannot be fetched: {host[:100]!r} is neither a plain host name nor an IP address.")
-    if limits.allowed_media_domains and host not in _domains(limits.allowed_media_domains):
-        raise MediaError(f"{subject} cannot be fetched: host {host[:100]!r} is not among allowed_media_domains.")
+    return host, port
+
+
+def _reasons_against(host: str, port: int, limits: MediaConfig) -> list[str]:
+    """Every setting that forbids a URL by what it says itself."""
+    reasons = []
+    if not limits.allow_http:
+        reasons.append("http(s) URLs are switched off (--allow-http)")
+    if not _is_listed(host, limits):
+        reasons.append(f"host {host[:100]!r} is not among --allowed-media-domains")
     if limits.allowed_media_ports and port not in limits.allowed_media_ports:
         allowed = ", ".join(map(str, limits.allowed_media_ports))
-        raise MediaError(f"{subject} cannot be fetched: port {port} is not among {allowed} (allowed_media_ports).")
-    return host, port
+        reasons.append(f"port {port} is not among {allowed} (--allowed-media-ports)")
+    return reasons
+
+
+def _is_listed(host: str, limits: MediaConfig) -> bool:
+    return not limits.allowed_media_domains or host in _domains(limits.allowed_media_domains)
 
 
 @functools.lru_cache(maxsize=64)
@@ -120,23 +132,28 @@ def _domains(allowed: tuple[str, ...]) -> frozenset[str]:
 async def _checked_addresses(
     host: str, port: int, limits: MediaConfig, subject: str, resolver: Resolver
 ) -> tuple[Address, ...]:
-    """All addresses of a host, if each of them is allowed.
+    """All addresses of a host, if each of them is allowed; else one sentence with every setting that forbids the URL.
 
-    A name that nobody knows and one that leads inside get the same sentence: which names exist inside is nobody's business.
+    A name that nobody knows and one that leads inside get the same sentence: which names exist inside is nobody's business. A
+    host that is forbidden by its name is not looked up.
     """
+    reasons = _reasons_against(host, port, limits)
     literal = literal_address(host)
-    try:
-        found = [literal] if literal is not None else [literal_address(text) for text in await resolver(host, port)]
-    except (OSError, UnicodeError):
-        found = []
-    addresses = tuple(address for address in found if address is not None)
-    if not limits.allow_private_media and not (addresses and len(addresses) == len(found) and all(map(is_public, addresses))):
-        raise MediaError(
-            f"{subject} cannot be fetched: its host has no address, or one that is not on the public internet "
-            "(allow_private_media)."
-        )
-    if not addresses:
-        raise MediaError(f"{subject} cannot be fetched: its host has no address.")
+    addresses: tuple[Address, ...] = (literal,) if literal is not None else ()
+    looked_up = literal is None and limits.allow_http and _is_listed(host, limits)
+    if looked_up:
+        try:
+            found = [literal_address(text) for text in await resolver(host, port)]
+        except (OSError, UnicodeError):
+            found = []
+        addresses = tuple(address for address in found if address is not None) if None not in found else ()
+    is_public_host = bool(addresses) and all(map(is_public, addresses))
+    if not limits.allow_private_media and not is_public_host and (looked_up or addresses or host == "localhost"):
+        reasons.append("its host has no address, or one that is not on the public internet (--allow-private-media)")
+    elif looked_up and not addresses:
+        reasons.append("its host has no address")
+    if reasons:
+        raise MediaError(f"{subject} cannot be fetched: {'; '.join(reasons)}.")
     return addresses
 
 

@@ -32,13 +32,13 @@ def read_file(path: Path, root: str | None, allowance: ByteAllowance) -> bytes:
     """The file's bytes if it lies in `root`; None means that no file does."""
     subject = allowance.subject
     if root is None:
-        raise MediaError(f"{subject} cannot be read: local files are not allowed (allowed_local_media_path).")
+        raise MediaError(f"{subject} cannot be read: local files are not allowed (--allowed-local-media-path).")
     try:
         folder = Path(root).resolve()
         real = path.resolve()
         # Whether the file exists is looked at later, so that nobody learns which files there are elsewhere.
         if not real.is_relative_to(folder) or any(real.is_relative_to(directory) for directory in _KERNEL):
-            raise MediaError(f"{subject} cannot be read: it is outside the folder of allowed_local_media_path.")
+            raise MediaError(f"{subject} cannot be read: it is outside the folder of --allowed-local-media-path.")
         file = _open_below(folder, real.relative_to(folder).parts)
         try:
             status = os.fstat(file)

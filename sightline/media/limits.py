@@ -1,4 +1,4 @@
-"""Every limit on media, checked here and nowhere else: one sentence each, which names the limit, the setting and the value.
+"""Every limit on media, checked here and nowhere else: one sentence each, which names the limit, the flag and the value.
 
 per item      bytes, pixels, shorter side, aspect, frames, seconds      ByteAllowance, check_size, check_video
               work to decode it (media/cost.py)                         check_image_work, RequestBudget.take_item
@@ -42,7 +42,7 @@ class RequestBudget:
                 count = self._items[kind]
                 if count > most:
                     items = kind if count == 1 else f"{kind}s"
-                    raise MediaError(f"The request has {count} {items}, more than the {most} allowed (limit_mm_per_prompt).")
+                    raise MediaError(f"The request has {count} {items}, more than the {most} allowed (--limit-mm-per-prompt).")
 
     def bytes_left(self) -> int:
         return max(self._limits.max_request_media_mb * MEGABYTE - self._bytes, 0)
@@ -56,7 +56,7 @@ class RequestBudget:
     def too_many_bytes(self) -> MediaError:
         return MediaError(
             "The images and videos of the request have more than the "
-            f"{self._limits.max_request_media_mb} MB allowed together (max_request_media_mb)."
+            f"{self._limits.max_request_media_mb} MB allowed together (--max-request-media-mb)."
         )
 
     def take_item(self, item: MediaItem) -> None:
@@ -82,7 +82,7 @@ class RequestBudget:
             if self._megapixels > self._limits.max_request_image_decode_mpx:
                 raise MediaError(
                     f"The images of the request take {self._megapixels:,.0f} megapixels of work to decode, more than the "
-                    f"{self._limits.max_request_image_decode_mpx:,} allowed together (max_request_image_decode_mpx)."
+                    f"{self._limits.max_request_image_decode_mpx:,} allowed together (--max-request-image-decode-mpx)."
                 )
 
     def _take_video_work(self, gigapixels: float) -> None:
@@ -91,7 +91,7 @@ class RequestBudget:
             if self._gigapixels > self._limits.max_request_video_gigapixels:
                 raise MediaError(
                     f"The videos of the request have {self._gigapixels:.1f} billion pixels to decode, more than the "
-                    f"{self._limits.max_request_video_gigapixels} allowed together (max_request_video_gigapixels)."
+                    f"{self._limits.max_request_video_gigapixels} allowed together (--max-request-video-gigapixels)."
                 )
 
     def take_frames(self, count: int) -> None:
@@ -101,7 +101,7 @@ class RequestBudget:
             if self._frames > self._limits.max_request_frames:
                 raise MediaError(
                     f"The videos of the request have {self._frames:,} frames for the model to see, "
-                    f"more than the {self._limits.max_request_frames:,} allowed (max_request_frames)."
+                    f"more than the {self._limits.max_request_frames:,} allowed (--max-request-frames)."
                 )
 
 
@@ -118,7 +118,7 @@ class ByteAllowance:
     ) -> None:
         self.subject = f"{'PDF' if kind == 'pdf' else kind.capitalize()} {name}"
         self._megabytes = {"image": limits.max_image_mb, "video": limits.max_video_mb, "pdf": limits.max_pdf_mb}[kind]
-        self._most = f"more than the {self._megabytes} MB allowed (max_{kind}_mb)"
+        self._most = f"more than the {self._megabytes} MB allowed (--max-{kind}-mb)"
         self._budget, self._on_take = budget, on_take
         self._taken = 0
 
@@ -149,11 +149,13 @@ def check_size(subject: str, width: int, height: int, limits: MediaConfig) -> No
     """What a header says of width and height, before a pixel is decoded."""
     size = f"{subject} has {width}x{height} pixels"
     if width * height > limits.max_image_pixels:
-        raise MediaError(f"{size}, more than the {limits.max_image_pixels:,} allowed (max_image_pixels).")
+        raise MediaError(f"{size}, more than the {limits.max_image_pixels:,} allowed (--max-image-pixels).")
     if min(width, height) < limits.min_image_side:
-        raise MediaError(f"{size}, but each side must have at least {limits.min_image_side} (min_image_side).")
+        raise MediaError(f"{size}, but each side must have at least {limits.min_image_side} (--min-image-side).")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        raise MediaError(f"{size}, but one side may be {limits.max_aspect_ratio:g} times the other at most (max_aspect_ratio).")
+        raise MediaError(
+            f"{size}, but one side may be {limits.max_aspect_ratio:g} times the other at most (--max-aspect-ratio)."
+        )
 
 
 def check_image_work(subject: str, header: ImageHeader, limits: MediaConfig) -> None:
@@ -163,29 +165,28 @@ def check_image_work(subject: str, header: ImageHeader, limits: MediaConfig) -> 
         times = f"{header.scans} scans" if header.format in JPEG_FORMATS else f"{header.channels} channels in {header.format}"
         raise MediaError(
             f"{subject} has {header.width}x{header.height} pixels in {times}, {megapixels:,.0f} megapixels of work to decode, "
-            f"more than the {limits.max_image_decode_mpx:,} allowed (max_image_decode_mpx)."
+            f"more than the {limits.max_image_decode_mpx:,} allowed (--max-image-decode-mpx)."
         )
 
 
 def check_frame_count(subject: str, frames: int, most: int) -> None:
     """Called for each packet of a video, so that counting ends where the limit does."""
     if frames > most:
-        raise MediaError(f"{subject} has more than the {most:,} frames allowed (max_video_frames).")
+        raise MediaError(f"{subject} has more than the {most:,} frames allowed (--max-video-frames).")
 
 
 def check_listed_frames(subject: str, frames: int, limits: MediaConfig) -> None:
     """Of a list of images, before any of them is looked at."""
     if frames > limits.max_request_frames:
-        allowed = f"the {limits.max_request_frames:,} allowed (max_request_frames)"
+        allowed = f"the {limits.max_request_frames:,} allowed (--max-request-frames)"
         raise MediaError(f"{subject} has {frames:,} frames, more than {allowed}.")
 
 
 def check_video(subject: str, seconds: float, limits: MediaConfig) -> None:
     """How long a video plays."""
     if seconds > limits.max_video_seconds:
-        raise MediaError(
-            f"{subject} plays for {seconds:.1f} s, longer than the {limits.max_video_seconds:g} s allowed (max_video_seconds)."
-        )
+        allowed = f"the {limits.max_video_seconds:g} s allowed (--max-video-seconds)"
+        raise MediaError(f"{subject} plays for {seconds:.1f} s, longer than {allowed}.")
 
 
 def check_video_work(subject: str, item: MediaItem, limits: MediaConfig) -> None:
@@ -194,5 +195,5 @@ def check_video_work(subject: str, item: MediaItem, limits: MediaConfig) -> None
     if gigapixels > limits.max_video_gigapixels:
         raise MediaError(
             f"{subject} has {gigapixels:.1f} billion pixels in the {frames_to_decode(item):,} frames to decode, "
-            f"more than the {limits.max_video_gigapixels} allowed (max_video_gigapixels)."
+            f"more than the {limits.max_video_gigapixels} allowed (--max-video-gigapixels)."
         )

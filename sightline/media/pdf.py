@@ -87,4 +87,4 @@ def _sizes_by_helper(data: bytes, name: str, limits: MediaConfig) -> list[PageSi
 
 
 def _took_too_long(name: str, seconds: int) -> MediaError:
-    return MediaError(f"PDF {name} cannot be read: its pages took longer than the {seconds} s allowed (max_pdf_seconds).")
+    return MediaError(f"PDF {name} cannot be read: its pages took longer than the {seconds} s allowed (--max-pdf-seconds).")

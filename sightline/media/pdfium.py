@@ -48,7 +48,7 @@ def render_page(data: bytes, source: str, page: int, width: int, height: int) ->
 
 
 def too_many_pages(source: str, count: int, most: int) -> MediaError:
-    return MediaError(f"PDF {source} has {count:,} pages, more than the {most:,} allowed (max_pdf_pages).")
+    return MediaError(f"PDF {source} has {count:,} pages, more than the {most:,} allowed (--max-pdf-pages).")
 
 
 @contextmanager

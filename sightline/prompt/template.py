@@ -23,7 +23,7 @@ from sightline.json_files import read_json
 from sightline.prompt.template_budget import MOST_SOURCE, RenderBudget, TemplateBudgetError, spending
 from sightline.prompt.template_sandbox import BudgetEnvironment
 from sightline.prompt.tokenizer import special_token_names
-from sightline.types import Message
+from sightline.types import CallForm, Message
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -106,9 +106,11 @@ class ChatTemplate:
         return cls(_read_text(file), f"The chat template {file}", special_token_names(folder))
 
     @property
-    def calls_are_xml(self) -> bool:
-        """Whether the model is told to write calls of tools as <function=…><parameter=…>, and not as JSON."""
-        return "<function=" in self.source and "<parameter=" in self.source
+    def call_form(self) -> CallForm:
+        """How the model is told to write calls of tools: with tags <function=…> and <parameter=…>, <arg_key>, or as JSON."""
+        if "<function=" in self.source and "<parameter=" in self.source:
+            return "xml"
+        return "glm" if "<arg_key>" in self.source and "<arg_value>" in self.source else "json"
 
     def render(
         self,

@@ -18,7 +18,7 @@ from sightline.server.response_format import ResponseFormat, checked, response_f
 from sightline.server.sampling import resolve, sampling_params, submission
 from sightline.server.template_fields import final_text, template_kwargs
 from sightline.stream.answer_parts import AnswerParser
-from sightline.stream.xml_call import Schemas, schemas_of
+from sightline.stream.call_forms import CallReader, call_reader
 from sightline.submission import Submission
 from sightline.types import SamplingParams
 
@@ -41,7 +41,7 @@ class PreparedChat:
     sampling: ResolvedSampling
     prompt: ChatPrompt
     form: ResponseFormat
-    xml: Schemas | None  # of the tools, where the model writes calls so
+    call: CallReader | None  # what reads a call, where the model writes none as JSON
 
     @property
     def new_parser(self) -> Callable[[], AnswerParser]:
@@ -52,13 +52,13 @@ class PreparedChat:
             reasoning=True,
             starts_in_reasoning=self.prompt.opens_reasoning,
             forced_calls=self.form.forced_calls,
-            xml=self.xml,
+            call=self.call,
         )
 
 
 def begin_chat(context: ServerContext, body: ChatRequest, files: Files, on_loop: bool) -> BegunChat:
     model, params = context.check_model(body.model), sampling_params(context, body)
-    form = response_format_of(body, context.prompts.template.calls_are_xml)
+    form = response_format_of(body, context.prompts.template.call_form)
     params = replace(params, stop=(*params.stop, *form.stop))
     beginning = final_text(body.messages) if body.continue_final_message else ""
     if body.echo and not beginning:
@@ -77,8 +77,8 @@ async def prepare_chat(context: ServerContext, begun: BegunChat, call: Call, cal
     call.stream = bool(body.stream)
     made = submission(context, prompt.request, body, params, sampling, begun.draft.clock, caller)
     call.prompts = (PromptFacts.of(made),)
-    xml = schemas_of(begun.form.tools) if context.prompts.template.calls_are_xml else None
-    return PreparedChat(made, sampling, prompt, begun.form, xml)
+    reader = call_reader(context.prompts.template.call_form, begun.form.tools)
+    return PreparedChat(made, sampling, prompt, begun.form, reader)
 
 
 class ChatEndpoint:

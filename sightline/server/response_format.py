@@ -25,7 +25,7 @@ from sightline.server.protocol import (
 )
 from sightline.stream.answer_parts import END_CALL
 from sightline.stream.tool_grammar import tool_call_grammar
-from sightline.types import StructuredOutput
+from sightline.types import CallForm, StructuredOutput
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ResponseFormat:
     stop: tuple[str, ...] = ()  # what ends it besides
 
 
-def response_format_of(body: ChatRequest, xml: bool) -> ResponseFormat:
-    """`after_reasoning` of its structure is left to whoever knows the prompt. `xml`: the model writes calls so."""
+def response_format_of(body: ChatRequest, form: CallForm) -> ResponseFormat:
+    """`after_reasoning` of its structure is left to whoever knows the prompt. `form`: how the model writes calls."""
     structured = structure_of(body)
     choice = body.tool_choice
     tools = plain_tools(body.tools)
@@ -46,7 +46,7 @@ def response_format_of(body: ChatRequest, xml: bool) -> ResponseFormat:
             raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tool_choice")
         return ResponseFormat((), structured, False)
     wanted = msgspec.to_builtins(choice) if isinstance(choice, NamedTool) else choice or "auto"
-    grammar = tool_call_grammar(tools, wanted, parallel=body.parallel_tool_calls is not False, xml=xml)
+    grammar = tool_call_grammar(tools, wanted, parallel=body.parallel_tool_calls is not False, form=form)
     if wanted == "none":
         return ResponseFormat((), structured, False)
     if grammar is None:

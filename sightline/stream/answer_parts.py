@@ -12,9 +12,9 @@ Let me look.                               content
 ```
 
 A call is `<tool_call>`, a JSON object with a name and (if any) arguments that are an object, and `</tool_call>` or the end of
-the answer; or, of models that write it so (`xml`), what xml_call.py describes. Whatever else follows `<tool_call>` is content,
-the tag too. So that this holds for a stream, a call is given out when it is complete; only where a grammar makes sure of its
-form (`forced_calls`) do arguments go out while they are written.
+the answer; or, of models that write it so (`call`), what xml_call.py or glm_call.py describes. Whatever else follows
+`<tool_call>` is content, the tag too. So that this holds for a stream, a call is given out when it is complete; only where a
+grammar makes sure of its form (`forced_calls`) do arguments go out while they are written.
 
 Dropped are the tags, newlines on both sides of them around reasoning, and white space of content before the first and after the
 last text if calls are there. All else comes out, and the same however the text was cut.
@@ -24,8 +24,10 @@ import json
 import uuid
 from dataclasses import dataclass, replace
 
+from sightline.stream.call_forms import CallReader
+from sightline.stream.glm_call import GlmCall
 from sightline.stream.json_object_scanner import JsonObjectScanner
-from sightline.stream.xml_call import Schemas, XmlCall
+from sightline.stream.xml_call import XmlCall
 from sightline.types import ToolCall
 
 _THINK, _END_THINK = "<think>", "</think>"
@@ -67,14 +69,14 @@ class AnswerParts:
 
 @dataclass(frozen=True)
 class Calls:
-    """Whether an answer may have calls, and of models that write them as XML, what their arguments are."""
+    """Whether an answer may have calls, and of models that write them otherwise than as JSON, what reads one."""
 
     allowed: bool
-    xml: Schemas | None = None
+    call: CallReader | None = None
 
 
 def parts_of(text: str, calls_of: Calls, starts_in_reasoning: bool) -> AnswerParts:
-    parser = AnswerParser(tools=calls_of.allowed, reasoning=True, starts_in_reasoning=starts_in_reasoning, xml=calls_of.xml)
+    parser = AnswerParser(tools=calls_of.allowed, reasoning=True, starts_in_reasoning=starts_in_reasoning, call=calls_of.call)
     deltas = [*parser.feed(text), *parser.finish()]
     reasoning = [delta.text for delta in deltas if isinstance(delta, ReasoningDelta)]
     calls: list[ToolCall] = []
@@ -98,11 +100,11 @@ class AnswerParser:
         reasoning: bool,
         starts_in_reasoning: bool = False,
         forced_calls: bool = False,
-        xml: Schemas | None = None,
+        call: CallReader | None = None,
     ) -> None:
-        """`starts_in_reasoning`: the prompt ends with an open think block; counts only with `reasoning`. `xml`: calls are not
-        JSON, and these are the functions' schemas."""
-        self._tools, self._forced, self._xml = tools, forced_calls, xml
+        """`starts_in_reasoning`: the prompt ends with an open think block; counts only with `reasoning`. `call`: makes what
+        reads one call, where calls are not JSON."""
+        self._tools, self._forced, self._new_call = tools, forced_calls, call or _Call
         self._buffer = ""  # text that is not given out, from where the state began on
         self._deltas: list[Delta] = []
         self._starts_in_reasoning = starts_in_reasoning
@@ -111,7 +113,7 @@ class AnswerParser:
         self._space = ""  # white space of content, until it is known whether text follows
         self._said = False  # content other than white space
         self._calls = 0
-        self._call: _Call | XmlCall | None = None
+        self._call: _Call | XmlCall | GlmCall | None = None
 
     @property
     def past_reasoning(self) -> bool:
@@ -173,7 +175,7 @@ class AnswerParser:
         if tag >= 0:
             self._say(self._buffer[:tag])
             self._buffer = self._buffer[tag:]
-            self._state, self._call = self._in_call, _Call() if self._xml is None else XmlCall(self._xml)
+            self._state, self._call = self._in_call, self._new_call()
             return True
         sure = len(self._buffer) - (0 if last else _begun(self._buffer, _CALL))
         self._say(self._buffer[:sure])
@@ -211,7 +213,7 @@ class AnswerParser:
         if arguments:
             self._deltas.append(ToolCallDelta(self._calls - 1, None, None, arguments))
 
-    def _stream_arguments(self, call: "_Call | XmlCall") -> None:
+    def _stream_arguments(self, call: "_Call | XmlCall | GlmCall") -> None:
         """What of the arguments is certain and was not given out."""
         span = call.arguments_so_far(self._buffer)
         if span is None or call.name is None:

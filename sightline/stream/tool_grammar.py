@@ -2,23 +2,44 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import PromptError
 from sightline.grammar.schema import prepared
 from sightline.stream.xml_call import may_be_string
-from sightline.types import StructuredOutput
+from sightline.types import CallForm, StructuredOutput
 
 ToolChoice = str | Mapping[str, Any]
-_END_VALUE = r'"\n</parameter>\n"'
 _TEXT = "text_value"
-_TEXT_RULE = _TEXT + r"[lazy]: /(?s:.*)\n<\/parameter>\n/"  # up to the first end, and that
+
+
+@dataclass(frozen=True)
+class _Tags:
+    """What stands around a call and its arguments where they are no JSON. `%s` are names."""
+
+    call: str
+    argument: str
+    end_argument: str
+    end_call: str
+
+    @property
+    def text_rule(self) -> str:
+        """A text up to the first end, and that."""
+        end = self.end_argument.replace("\n", r"\n").replace("/", r"\/")
+        return f"{_TEXT}[lazy]: /(?s:.*){end}/"
+
+
+_TAGS = {
+    "xml": _Tags("<tool_call>\n<function=%s>\n", "<parameter=%s>\n", "\n</parameter>\n", "</function>\n</tool_call>"),
+    "glm": _Tags("<tool_call>%s\n", "<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n", "</tool_call>"),
+}
 
 
 def tool_call_grammar(
-    tools: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True, xml: bool = False
+    tools: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True, form: CallForm = "json"
 ) -> StructuredOutput | None:
-    """What `tool_choice` asks of an answer; None where it is free to call or not. `xml`: calls are as in xml_call.py.
+    """What `tool_choice` asks of an answer; None where it is free to call or not. `form`: how calls are written.
 
     "required" forces one or more calls (one, unless `parallel`), a named function exactly one call of it.
     """
@@ -30,11 +51,11 @@ def tool_call_grammar(
     if choice == "required":
         if not functions:
             raise PromptError("tool_choice is 'required', but there are no tools.")
-        return _grammar(functions, parallel, xml)
+        return _grammar(functions, parallel, form)
     name = _chosen_name(choice)
     if name not in functions:
         raise PromptError(f"tool_choice names function {name!r}, but tools has {', '.join(map(repr, functions)) or 'none'}.")
-    return _grammar({name: functions[name]}, False, xml)
+    return _grammar({name: functions[name]}, False, form)
 
 
 def _read_tool(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -62,13 +83,13 @@ def _chosen_name(choice: ToolChoice) -> str:
     )
 
 
-def _grammar(functions: Mapping[str, Mapping[str, Any]], several: bool, xml: bool) -> StructuredOutput:
+def _grammar(functions: Mapping[str, Mapping[str, Any]], several: bool, form: CallForm) -> StructuredOutput:
     lines = ['start: call ("\\n" call)*' if several else "start: call"]
     lines.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
     for number, (name, schema) in enumerate(functions.items()):
-        lines += (_xml_call if xml else _json_call)(number, name, schema)
-    if any(_TEXT in line for line in lines):
-        lines.append(_TEXT_RULE)
+        lines += _json_call(number, name, schema) if form == "json" else _tagged_call(_TAGS[form], number, name, schema)
+    if form != "json" and any(_TEXT in line for line in lines):
+        lines.append(_TAGS[form].text_rule)
     return StructuredOutput("lark", "\n".join(lines) + "\n")
 
 
@@ -81,23 +102,23 @@ def _json_call(number: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _xml_call(number: int, name: str, schema: Mapping[str, Any]) -> list[str]:
+def _tagged_call(tags: _Tags, number: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     """Parameters in the schema's order. Of a string only its choices, if it has some, are enforced."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     parts, rules = [], []
     for index, (parameter, its) in enumerate(properties.items()):
         rule = f"value_{number}_{index}"
-        opening = _quoted(f"<parameter={parameter}>\n")
-        value = _xml_value(its, schema)
-        part = f"{opening} {_TEXT}" if value is None else f"{opening} {rule} {_END_VALUE}"
+        opening = _quoted(tags.argument % parameter)
+        value = _tagged_value(its, schema)
+        part = f"{opening} {_TEXT}" if value is None else f"{opening} {rule} {_quoted(tags.end_argument)}"
         parts.append(part if parameter in required else f"({part})?")
         if value is not None:
             rules.append(f"{rule}: {value}")
-    opening, closing = _quoted(f"<tool_call>\n<function={name}>\n"), _quoted("</function>\n</tool_call>")
+    opening, closing = _quoted(tags.call % name), _quoted(tags.end_call)
     return [" ".join((f"call_{number}:", opening, *parts, closing)), *rules]
 
 
-def _xml_value(schema: Any, whole: Mapping[str, Any]) -> str | None:
+def _tagged_value(schema: Any, whole: Mapping[str, Any]) -> str | None:
     """A rule's body; None: any text."""
     if may_be_string(schema):
         choices = schema.get("enum") if isinstance(schema, Mapping) else None

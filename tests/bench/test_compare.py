@@ -177,7 +177,7 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "bench", "compare", str(file), "--plots", str(tmp_path / "plots")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "Mean TTFT" in done.stdout
-    assert done.stderr.strip() == "sightline: Plots need matplotlib, which is not installed: pip install 'sightline[plot]'."
+    assert done.stderr.strip() == "sightline: Plots need matplotlib, which is not installed: pip install 'sightline-vlm[plot]'."
 
 
 def test_tables_do_without_matplotlib_and_torch(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command as a user runs it: real processes, exit codes, one sentence per mistake and no traceback."""
 
 import json
+import shlex
 import subprocess
 import sys
 from importlib import resources
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sightline.cli.main import main
+from sightline.cli import demo
+from sightline.cli.main import main, make_parser
 
 
 def sightline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -25,6 +27,26 @@ def test_demo() -> None:
     assert len(asked) >= 6 and any(one["videos"] for one in asked) and any(len(one["images"]) == 2 for one in asked)
     for one in asked:
         assert f"question  {one['question']}\nanswer    {one['answer']}\n" in done.stdout
+    said, commands = done.stdout.split("What to type next:\n")
+    assert "knows nothing else" in said
+    for line in commands.splitlines()[::2]:
+        program, *words = shlex.split(line)
+        assert program.startswith("python") and words[:2] == ["-m", "sightline"]
+        make_parser().parse(words[2:])
+
+
+def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """./run starts the script of .venv, which no shell finds by its name."""
+    script = tmp_path / ".venv" / "bin" / "sightline"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(script), "demo"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo._program() == ".venv/bin/sightline"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert demo._program() == "sightline"
 
 
 def test_demo_of_another_picture(tmp_path: Path) -> None:

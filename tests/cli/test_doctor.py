@@ -19,7 +19,7 @@ from sightline.cli.main import main
 from sightline.models.device import choose_device
 from sightline.ops.dispatch import OPS
 
-SECTIONS = ["machine", "torch", "attention", "operations", "decoders", "packages", "extras"]
+SECTIONS = ["machine", "torch", "attention", "operations", "decoders", "packages", "extras", "GPU packages"]
 
 
 def doctor(capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
@@ -77,6 +77,36 @@ def test_missing_and_old_packages_are_problems(monkeypatch: pytest.MonkeyPatch, 
     assert missing == "The package no-such-package is not installed; pip install 'no-such-package>=1.5'."
     assert old.startswith("numpy is ") and old.endswith("but numpy>=999 is needed.")
     assert report["sections"]["packages"]["no-such-package"] == "missing"
+
+
+def test_what_a_gpu_lacks_is_said_with_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a package of the extra is not looked for, or is asked for on a GPU that has no use for it."""
+    versions = {"flash-attn-4": None, "quack-kernels": "0.9.0", "nvidia-nvimgcodec-cu13": "0.9.0.20"}
+    monkeypatch.setattr(doctor_checks, "_version", lambda name: versions.get(name, "1.0"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for capability, words in (((9, 0), ["flash-attn-4 is not installed", "quack-kernels is 0.9.0"]), ((8, 0), [])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, capability=capability: capability)
+        report = doctor_checks.Report()
+        assert doctor_checks.gpu_packages(report) == {name: version or "missing" for name, version in versions.items()}
+        assert [warning[: len(begun)] for warning, begun in zip(report.warnings, words, strict=True)] == words
+        command = "pip install 'sightline-vlm[gpu]' --constraint constraints-gpu.txt."
+        assert all(warning.endswith(f"; {command}") for warning in report.warnings), report.warnings
+
+
+def test_what_triton_needs_to_launch_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(doctor_checks.sysconfig, "get_path", lambda name: str(tmp_path))
+    compiler, headers = doctor_checks._lacking_for_triton()
+    assert compiler.endswith("; apt install gcc.") and headers.endswith(f"; apt install python3.{sys.version_info.minor}-dev.")
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "clang").touch(0o755)
+    assert doctor_checks._lacking_for_triton() == []
+
+
+def test_a_group_of_packages_names_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "_version", lambda name: None if name == "pyarrow" else "1.0")
+    assert doctor_checks.extras(doctor_checks.Report())["eval"] == "without pyarrow; pip install 'sightline-vlm[eval]'"
 
 
 def test_versions_other_than_the_tested_ones_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,5 +248,5 @@ def test_only_row_groups_that_are_needed_are_read(tmp_path: Path, monkeypatch: p
 def test_without_pyarrow_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_chartqa(tmp_path, ["1"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'sightline[eval]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install 'sightline-vlm[eval]'")):
         load_benchmark(BENCHMARKS["chartqa"], data)

@@ -67,7 +67,7 @@ def test_what_is_no_picture_is_refused(source: object, said: str) -> None:
 
 def test_the_size_limits_hold_for_arrays() -> None:
     """Red if arrays pass by the limits of files."""
-    with pytest.raises(MediaError, match="max_image_pixels"):
+    with pytest.raises(MediaError, match="--max-image-pixels"):
         load_image(PIXELS, MediaConfig(max_image_pixels=20))
 
 
@@ -97,8 +97,8 @@ def test_embeddings_differ_by_all_that_they_say() -> None:
         (ImageEmbeddings(b"", "float32", (0, 2), 8, 8), "have 0 bytes"),
         (ImageEmbeddings(b"\x80\x7f" * 4, "bfloat16", (2, 2), 8, 8), "not finite"),
         (ImageEmbeddings(np.full(4, np.nan, "<f2").tobytes(), "float16", (2, 2), 8, 8), "not finite"),
-        (ImageEmbeddings(bytes(16), "float32", (2, 2), 10**6, 10**6), "max_image_pixels"),
-        (ImageEmbeddings(bytes(2_000_000), "float32", (500, 1000), 8, 8), "max_image_mb"),
+        (ImageEmbeddings(bytes(16), "float32", (2, 2), 10**6, 10**6), "--max-image-pixels"),
+        (ImageEmbeddings(bytes(2_000_000), "float32", (500, 1000), 8, 8), "--max-image-mb"),
     ],
 )
 def test_embeddings_that_cannot_be_are_refused(given: ImageEmbeddings, said: str) -> None:

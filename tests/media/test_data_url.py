@@ -72,15 +72,15 @@ def test_limit() -> None:
     limits = MediaConfig(max_image_mb=1)
     assert len(decoded(as_url(bytes(1_000_000)), limits)) == 1_000_000
     assert len(decoded("data:;base64," + base64.encodebytes(bytes(1_000_000)).decode(), limits)) == 1_000_000
-    refused(as_url(bytes(1_000_001)), "Image X has 1.0 MB, more than the 1 MB allowed (max_image_mb).", limits)
-    refused(as_url(bytes(9_000_000)), "Image X has 9.0 MB, more than the 1 MB allowed (max_image_mb).", limits)
+    refused(as_url(bytes(1_000_001)), "Image X has 1.0 MB, more than the 1 MB allowed (--max-image-mb).", limits)
+    refused(as_url(bytes(9_000_000)), "Image X has 9.0 MB, more than the 1 MB allowed (--max-image-mb).", limits)
 
 
 def test_limit_of_the_request() -> None:
     limits = MediaConfig(max_request_media_mb=1)
     budget = RequestBudget(limits)
     decoded(as_url(bytes(600_000)), limits, budget)
-    together = "The images and videos of the request have more than the 1 MB allowed together (max_request_media_mb)."
+    together = "The images and videos of the request have more than the 1 MB allowed together (--max-request-media-mb)."
     refused(as_url(bytes(600_000)), together, limits, budget)
     assert len(decoded(as_url(bytes(400_000)), limits, budget)) == 400_000
 
@@ -94,7 +94,7 @@ def test_a_large_url_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pybase64, "b64decode", decode)
     tracemalloc.start()
-    refused(text, "Image X has 225.0 MB, more than the 64 MB allowed (max_image_mb).")
+    refused(text, "Image X has 225.0 MB, more than the 64 MB allowed (--max-image-mb).")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000

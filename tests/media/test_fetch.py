@@ -15,7 +15,7 @@ from sightline.config import MediaConfig
 from sightline.media import fetch as fetch_module
 
 SITE, OTHER = "93.184.216.34", "2606:2800:220:1::1"  # public addresses
-NOT_PUBLIC = "its host has no address, or one that is not on the public internet (allow_private_media)."
+NOT_PUBLIC = "its host has no address, or one that is not on the public internet (--allow-private-media)."
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_rebinding_with_two_servers() -> None:
         ("to/inside.example:80/jpeg", NOT_PUBLIC),
         ("to/rebind.example:80/jpeg", NOT_PUBLIC),
         ("to/user@picture.example:80/jpeg", "its URL holds a user name or password."),
-        ("to/picture.example:22/jpeg", "port 22 is not among 80, 443, 8080, 8443 (allowed_media_ports)."),
+        ("to/picture.example:22/jpeg", "port 22 is not among 80, 443, 8080, 8443 (--allowed-media-ports)."),
         ("to/2130706433:80/jpeg", "'2130706433' is neither a plain host name nor an IP address."),
         ("tofile", "'file:/etc/passwd' is not an http(s) URL with a host."),
         ("loop", "it redirects more than 5 times."),
@@ -179,8 +179,8 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch, server: Serv
         ),
         ("http://user:word@picture.example/", "its URL holds a user name or password."),
         ("http://picture.example@127.0.0.1/", "its URL holds a user name or password."),
-        ("http://picture.example:22/", "port 22 is not among 80, 443, 8080, 8443 (allowed_media_ports)."),
-        ("https://picture.example:6379/", "port 6379 is not among 80, 443, 8080, 8443 (allowed_media_ports)."),
+        ("http://picture.example:22/", "port 22 is not among 80, 443, 8080, 8443 (--allowed-media-ports)."),
+        ("https://picture.example:6379/", "port 6379 is not among 80, 443, 8080, 8443 (--allowed-media-ports)."),
         ("http://picture.example:0/", "'http://picture.example:0/' is not an http(s) URL with a host."),
         ("http://picture.example:99999/", "'http://picture.example:99999/' is not an http(s) URL with a host."),
         ("http://picture.example:x/", "it is not a valid URL."),
@@ -209,11 +209,11 @@ def test_allowed_domains(monkeypatch: pytest.MonkeyPatch, server: Server) -> Non
     assert get("http://xn--bcher-kva.example/to/picture.example:80/jpeg", limits, names) == JPEG
     dialled.clear()
     for host in ("evil.example", "a.picture.example", "picture.example.evil.example", SITE):
-        refused(f"http://{host}/jpeg", f"host {host!r} is not among allowed_media_domains.", limits, names)
+        refused(f"http://{host}/jpeg", f"host {host!r} is not among --allowed-media-domains.", limits, names)
     assert not dialled
     refused(
         "http://picture.example/to/evil.example:80/jpeg",
-        "host 'evil.example' is not among allowed_media_domains.",
+        "host 'evil.example' is not among --allowed-media-domains.",
         limits,
         names,
     )
@@ -222,8 +222,27 @@ def test_allowed_domains(monkeypatch: pytest.MonkeyPatch, server: Server) -> Non
     refused("http://127.0.0.1/jpeg", NOT_PUBLIC, inside, names)
 
 
+# Red if the next reason is told only when the one before is repaired.
+def test_all_settings_that_forbid_a_url_are_named_at_once(server: Server) -> None:
+    ports = "port 9000 is not among 80, 443, 8080, 8443 (--allowed-media-ports)"
+    names = Names({"inside.example": [["10.0.0.7"]], "localhost": [["127.0.0.1"]]})
+    for host in ("127.0.0.1", "localhost", "inside.example"):
+        refused(f"http://{host}:9000/", f"{ports}; {NOT_PUBLIC}", resolver=names)
+    assert names.asked == ["localhost", "inside.example"]
+    listed = MediaConfig(allowed_media_domains=("picture.example",), allow_http=False)
+    everything = f"http(s) URLs are switched off (--allow-http); host 'localhost' is not among --allowed-media-domains; {ports}"
+    refused("http://localhost:9000/", f"{everything}; {NOT_PUBLIC}", listed, names)
+    refused(
+        "http://inside.example/",
+        "http(s) URLs are switched off (--allow-http); host 'inside.example' is not among --allowed-media-domains.",
+        listed,
+        names,
+    )
+    assert len(names.asked) == 2, "a host that is forbidden by its name was looked up"
+
+
 def test_switched_off(server: Server) -> None:
-    refused(server.url("jpeg"), "http(s) URLs are switched off (allow_http).", dataclasses.replace(LOCAL, allow_http=False))
+    refused(server.url("jpeg"), "http(s) URLs are switched off (--allow-http).", dataclasses.replace(LOCAL, allow_http=False))
     assert server.connections == 0
 
 

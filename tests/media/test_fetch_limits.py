@@ -26,10 +26,10 @@ def server() -> Iterator[Server]:
 # Red if the limit acts only when the body is complete: the endless one would send 500 MB.
 def test_size_limit_acts_while_the_body_arrives(server: Server) -> None:
     limits = dataclasses.replace(LOCAL, max_image_mb=1)
-    with pytest.raises(MediaError, match=r"^Image X has more than the 1 MB allowed \(max_image_mb\)\.$"):
+    with pytest.raises(MediaError, match=r"^Image X has more than the 1 MB allowed \(--max-image-mb\)\.$"):
         get(server.url("endless"), limits)
     assert server.sent < 50_000_000
-    with pytest.raises(MediaError, match=r"^Image X has 3000\.0 MB, more than the 1 MB allowed \(max_image_mb\)\.$"):
+    with pytest.raises(MediaError, match=r"^Image X has 3000\.0 MB, more than the 1 MB allowed \(--max-image-mb\)\.$"):
         get(server.url("announced/3000000000"), limits)
 
 
@@ -68,7 +68,7 @@ def test_the_request_has_a_limit_too(server: Server) -> None:
             *(fetch_async(server.url("endless"), limits, ByteAllowance("image", "X", limits, budget)) for _ in range(3))
         )
 
-    with pytest.raises(MediaError, match=r"have more than the 2 MB allowed together \(max_request_media_mb\)\.$"):
+    with pytest.raises(MediaError, match=r"have more than the 2 MB allowed together \(--max-request-media-mb\)\.$"):
         asyncio.run(both())
     assert server.sent < 50_000_000
 
@@ -76,7 +76,7 @@ def test_the_request_has_a_limit_too(server: Server) -> None:
 # Red if the time limit starts anew with every byte: the trickle would go on for two seconds and end otherwise.
 @pytest.mark.parametrize("path", ["silent", "trickle/header", "trickle/body"])
 def test_time_limit(path: str, server: Server) -> None:
-    refused(server.url(path), "it took longer than 0.3 s.", dataclasses.replace(LOCAL, fetch_timeout_s=0.3))
+    refused(server.url(path), "it took longer than 0.3 s (--fetch-timeout-s).", dataclasses.replace(LOCAL, fetch_timeout_s=0.3))
 
 
 # Red if a name server that does not answer holds up more than its own request, or the limit leaves it out.
@@ -85,7 +85,7 @@ def test_time_limit_on_looking_up_names() -> None:
         await asyncio.sleep(3600)
         return []
 
-    refused("http://slow.example/", "it took longer than 0.2 s.", MediaConfig(fetch_timeout_s=0.2), never)
+    refused("http://slow.example/", "it took longer than 0.2 s (--fetch-timeout-s).", MediaConfig(fetch_timeout_s=0.2), never)
 
 
 # Red if a body that was packed unasked is passed on, or unpacked without a limit.

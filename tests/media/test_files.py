@@ -64,7 +64,7 @@ def test_ways_out(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -
     (allowed / "twice.jpg").symlink_to("out.jpg")
     (allowed / "dangling.jpg").symlink_to(beside / "missing.jpg")
     (allowed / "process").symlink_to("/proc/self")
-    outside = "cannot be read: it is outside the folder of allowed_local_media_path."
+    outside = "cannot be read: it is outside the folder of --allowed-local-media-path."
     for path in (
         beside / "a.jpg",
         f"{allowed}/../media-private/a.jpg",
@@ -84,11 +84,11 @@ def test_ways_out(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_folder_means_no_file(folders: tuple[Path, Path]) -> None:
-    refused(folders[0] / "a.jpg", "cannot be read: local files are not allowed (allowed_local_media_path).", None)
-    refused("/no/such/file", "cannot be read: local files are not allowed (allowed_local_media_path).", None)
+    refused(folders[0] / "a.jpg", "cannot be read: local files are not allowed (--allowed-local-media-path).", None)
+    refused("/no/such/file", "cannot be read: local files are not allowed (--allowed-local-media-path).", None)
     server = MediaConfig.for_server()
     for source in ("/etc/hostname", "file:///etc/hostname", "a.jpg", "", Path("/etc/hostname")):
-        with pytest.raises(MediaError, match=r"local files are not allowed \(allowed_local_media_path\)\.$"):
+        with pytest.raises(MediaError, match=r"local files are not allowed \(--allowed-local-media-path\)\.$"):
             load_image(source, server)
     assert MediaConfig.for_server(allowed_local_media_path="/data").allowed_local_media_path == "/data"
 
@@ -119,7 +119,7 @@ def test_only_ordinary_files(folders: tuple[Path, Path]) -> None:
     "path", ["/proc/self/environ", "/proc/self/maps", "/proc/kmsg", "/proc/1/cmdline", "/sys/kernel/uevent_seqnum"]
 )
 def test_files_of_the_kernel(path: str) -> None:
-    refused(path, "cannot be read: it is outside the folder of allowed_local_media_path.")
+    refused(path, "cannot be read: it is outside the folder of --allowed-local-media-path.")
 
 
 # Red if a folder that becomes a link between the check and the opening is followed.
@@ -155,7 +155,7 @@ def test_sizes(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
     large = allowed / "large"
     with large.open("wb") as file:
         file.truncate(5_000_000_000)  # a hole: takes no room
-    refused(large, "has 5000.0 MB, more than the 1 MB allowed (max_image_mb).", allowed)
+    refused(large, "has 5000.0 MB, more than the 1 MB allowed (--max-image-mb).", allowed)
     large.write_bytes(bytes(1_000_000))
     assert len(read(large, allowed)) == 1_000_000
     growing = allowed / "a.jpg"
@@ -166,7 +166,7 @@ def test_sizes(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> N
         return reading(file, size, allowance)
 
     monkeypatch.setattr(files, "_read_all", grow_first)
-    refused(growing, "has more than the 1 MB allowed (max_image_mb).", allowed)
+    refused(growing, "has more than the 1 MB allowed (--max-image-mb).", allowed)
 
 
 # Red if a descriptor stays open, on whatever way out.
@@ -207,7 +207,7 @@ def test_encoded_dots_do_not_lead_out(folders: tuple[Path, Path]) -> None:
     allowed, _ = folders
     limits = MediaConfig(allowed_local_media_path=str(allowed))
     for text in (f"file://{allowed}/%2e%2e/media-private/a.jpg", f"file://{allowed}/..%2Fmedia-private/a.jpg"):
-        with pytest.raises(MediaError, match=r"it is outside the folder of allowed_local_media_path\.$"):
+        with pytest.raises(MediaError, match=r"it is outside the folder of --allowed-local-media-path\.$"):
             load_image(text, limits)
     with pytest.raises(MediaError, match="No such file or directory"):
         load_image(f"file://{allowed}/%252e%252e/media-private/a.jpg", limits)

@@ -339,7 +339,7 @@ def test_header_of_real_videos(path) -> None:
 # Red if counting does not stop at the limit.
 def test_videos_with_too_many_frames_are_refused() -> None:
     assert read_video_header(video(5), "test", max_frames=5).frame_count == 5
-    with pytest.raises(MediaError, match=r"Video test has more than the 4 frames allowed \(max_video_frames\)\."):
+    with pytest.raises(MediaError, match=r"Video test has more than the 4 frames allowed \(--max-video-frames\)\."):
         read_video_header(video(5), "test", max_frames=4)
 
 

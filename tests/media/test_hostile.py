@@ -281,7 +281,7 @@ def test_bombs_are_refused_by_their_header(file_format: str, monkeypatch: pytest
     monkeypatch.setattr(Image.Image, "load", load)
     with pytest.raises(MediaError) as caught:
         load_image(data, MediaConfig(max_image_pixels=50 * MEGABYTE))
-    assert str(caught.value) == "Image <bytes> has 9000x8000 pixels, more than the 50,000,000 allowed (max_image_pixels)."
+    assert str(caught.value) == "Image <bytes> has 9000x8000 pixels, more than the 50,000,000 allowed (--max-image-pixels)."
 
 
 @pytest.mark.parametrize("name", ["pil_decompression_bomb.gif", "pil_png_decompression_dos.png"])

@@ -30,10 +30,10 @@ def test_pixels_sides_and_aspect() -> None:
     limits = MediaConfig(max_image_pixels=1000, min_image_side=4, max_aspect_ratio=10)
     for width, height in ((25, 40), (4, 40), (40, 4), (4, 4)):
         check_size("Image X", width, height, limits)
-    says("Image X has 7x143 pixels, more than the 1,000 allowed (max_image_pixels).", check_size, "Image X", 7, 143, limits)
-    says("Image X has 3x9 pixels, but each side must have at least 4 (min_image_side).", check_size, "Image X", 3, 9, limits)
+    says("Image X has 7x143 pixels, more than the 1,000 allowed (--max-image-pixels).", check_size, "Image X", 7, 143, limits)
+    says("Image X has 3x9 pixels, but each side must have at least 4 (--min-image-side).", check_size, "Image X", 3, 9, limits)
     says(
-        "Image X has 41x4 pixels, but one side may be 10 times the other at most (max_aspect_ratio).",
+        "Image X has 41x4 pixels, but one side may be 10 times the other at most (--max-aspect-ratio).",
         check_size, "Image X", 41, 4, limits,
     )  # fmt: skip
 
@@ -42,11 +42,11 @@ def test_pixels_sides_and_aspect() -> None:
 def test_sides_and_aspect_hold_for_every_source() -> None:
     limits = MediaConfig(min_image_side=50, max_aspect_ratio=1.2)
     flat = picture(height=60, width=90)
-    says("Image <bytes> has 22x14 pixels, but each side must have at least 50 (min_image_side).",
+    says("Image <bytes> has 22x14 pixels, but each side must have at least 50 (--min-image-side).",
          load_image, encoded(picture(), "PNG"), limits)  # fmt: skip
-    says("Image <Image> has 90x60 pixels, but one side may be 1.2 times the other at most (max_aspect_ratio).",
+    says("Image <Image> has 90x60 pixels, but one side may be 1.2 times the other at most (--max-aspect-ratio).",
          load_image, flat, limits)  # fmt: skip
-    says("Video <bytes> has 64x48 pixels, but each side must have at least 50 (min_image_side).",
+    says("Video <bytes> has 64x48 pixels, but each side must have at least 50 (--min-image-side).",
          load_video, video(2), limits)  # fmt: skip
     assert load_image(flat, MediaConfig()).header.width == 90
 
@@ -54,9 +54,9 @@ def test_sides_and_aspect_hold_for_every_source() -> None:
 def test_videos() -> None:
     clip = video(20, fps=10)  # 2 s of 64x48
     assert load_video(clip, MediaConfig(max_video_seconds=2.0, max_video_frames=20)).header.frame_count == 20
-    says("Video <bytes> plays for 2.0 s, longer than the 1.9 s allowed (max_video_seconds).",
+    says("Video <bytes> plays for 2.0 s, longer than the 1.9 s allowed (--max-video-seconds).",
          load_video, clip, MediaConfig(max_video_seconds=1.9))  # fmt: skip
-    says("Video <bytes> has more than the 19 frames allowed (max_video_frames).",
+    says("Video <bytes> has more than the 19 frames allowed (--max-video-frames).",
          load_video, clip, MediaConfig(max_video_frames=19))  # fmt: skip
 
 
@@ -94,13 +94,13 @@ def test_work_of_images_that_are_let_in(header: ImageHeader, megapixels: float) 
 
 def test_work_of_images_that_are_refused() -> None:
     says("Image X has 12000x12000 pixels in 195 scans, 28,080 megapixels of work to decode, "
-         "more than the 550 allowed (max_image_decode_mpx).",
+         "more than the 550 allowed (--max-image-decode-mpx).",
          check_image_work, "Image X", ImageHeader("JPEG", 12_000, 12_000, 1, 1, 195), MediaConfig())  # fmt: skip
     says("Image X has 12200x12200 pixels in 4 channels in PNG, 595 megapixels of work to decode, "
-         "more than the 550 allowed (max_image_decode_mpx).",
+         "more than the 550 allowed (--max-image-decode-mpx).",
          check_image_work, "Image X", ImageHeader("PNG", 12_200, 12_200, 1, 4), MediaConfig())  # fmt: skip
     limits = MediaConfig(max_image_decode_mpx=0)
-    with pytest.raises(MediaError, match=r"10 scans, 0 megapixels of work .* allowed \(max_image_decode_mpx\)\.$"):
+    with pytest.raises(MediaError, match=r"10 scans, 0 megapixels of work .* allowed \(--max-image-decode-mpx\)\.$"):
         load_image(encoded(picture(), "JPEG", progressive=True), limits)
     assert load_image(picture(), limits).header.width == 22  # it is decoded already
 
@@ -110,7 +110,8 @@ def test_work_of_videos() -> None:
     check_video_work("Video X", clip_item(1920, 1080, hour, hour - 1), MediaConfig(max_video_frames=hour))
     assert MediaConfig().max_video_frames > hour
     check_video_work("Video X", clip_item(3840, 2160, hour, 20_000), MediaConfig())  # the model sees its beginning only
-    says("Video X has 895.8 billion pixels in the 108,000 frames to decode, more than the 250 allowed (max_video_gigapixels).",
+    says("Video X has 895.8 billion pixels in the 108,000 frames to decode, "
+         "more than the 250 allowed (--max-video-gigapixels).",
          check_video_work, "Video X", clip_item(3840, 2160, hour, hour - 1), MediaConfig())  # fmt: skip
 
 
@@ -123,13 +124,13 @@ def test_work_of_a_request() -> None:
         budget.take_item(photo)
         budget.take_item(replace(photo, ref=replace(photo.ref, data=b"")))
     says("The images of the request take 301 megapixels of work to decode, more than the 300 allowed together "
-         "(max_request_image_decode_mpx).",
+         "(--max-request-image-decode-mpx).",
          budget.take_item, item_of(image_ref("JPEG", 1000, 1000), processor))  # fmt: skip
     for _ in range(2):
         budget.take_item(clip_item(1000, 1000, 1000, 999))
         budget.take_item(clip_item(1000, 1000, 9000, 8999, data=b""))
     says("The videos of the request have 2.1 billion pixels to decode, more than the 2 allowed together "
-         "(max_request_video_gigapixels).",
+         "(--max-request-video-gigapixels).",
          budget.take_item, clip_item(1000, 1000, 1000, 99))  # fmt: skip
 
 
@@ -140,12 +141,12 @@ def test_bytes_in_pieces() -> None:
     image = ByteAllowance("image", "X", limits, budget)
     image.take(1_500_000)
     assert (image.left, budget.bytes_left()) == (500_000, 2_500_000)
-    says("Image X has more than the 2 MB allowed (max_image_mb).", image.take, 500_001)
+    says("Image X has more than the 2 MB allowed (--max-image-mb).", image.take, 500_001)
     clip = ByteAllowance("video", "Y", limits, budget)
     assert clip.left == 2_500_000
-    together = "The images and videos of the request have more than the 4 MB allowed together (max_request_media_mb)."
+    together = "The images and videos of the request have more than the 4 MB allowed together (--max-request-media-mb)."
     says(together, clip.check, 2_500_001)
-    says("Video Y has 3.1 MB, more than the 3 MB allowed (max_video_mb).", clip.check, 3_100_000)
+    says("Video Y has 3.1 MB, more than the 3 MB allowed (--max-video-mb).", clip.check, 3_100_000)
     says(together, clip.take, 2_500_001)
 
 
@@ -156,15 +157,18 @@ def test_items_by_kind() -> None:
     limits = MediaConfig(limit_mm_per_prompt='{"image": 2, "video": 0}')
     budget = RequestBudget(limits)
     budget.take_items(["image", "image"])
-    says("The request has 3 images, more than the 2 allowed (limit_mm_per_prompt).", budget.take_items, ["image"])
-    says("The request has 1 video, more than the 0 allowed (limit_mm_per_prompt).", RequestBudget(limits).take_items, ["video"])
+    says("The request has 3 images, more than the 2 allowed (--limit-mm-per-prompt).", budget.take_items, ["image"])
+    says(
+        "The request has 1 video, more than the 0 allowed (--limit-mm-per-prompt).", RequestBudget(limits).take_items, ["video"]
+    )
 
 
 def test_frames() -> None:
     budget = RequestBudget(MediaConfig(max_request_frames=1000))
     budget.take_frames(600)
     budget.take_frames(400)
-    says("The videos of the request have 1,001 frames for the model to see, more than the 1,000 allowed (max_request_frames).",
+    says("The videos of the request have 1,001 frames for the model to see, "
+         "more than the 1,000 allowed (--max-request-frames).",
          budget.take_frames, 1)  # fmt: skip
 
 
@@ -191,19 +195,19 @@ def test_requests_are_held_to_their_limits(tmp_path) -> None:
     def build(media: list, **limits: object) -> None:
         prompt_builder(tmp_path, "qwen3-vl", limits=MediaConfig(**limits)).text("nothing", media)
 
-    says("The request has 2 images, more than the 1 allowed (limit_mm_per_prompt).",
+    says("The request has 2 images, more than the 1 allowed (--limit-mm-per-prompt).",
          lambda: build([("image", "/no/such/file")] * 2, limit_mm_per_prompt={"image": 1}))  # fmt: skip
-    says("The images and videos of the request have more than the 1 MB allowed together (max_request_media_mb).",
+    says("The images and videos of the request have more than the 1 MB allowed together (--max-request-media-mb).",
          lambda: build([("image", image)] * 2, max_request_media_mb=1))  # fmt: skip
-    with pytest.raises(MediaError, match=r"frames for the model to see, more than the 3 allowed \(max_request_frames\)\.$"):
+    with pytest.raises(MediaError, match=r"frames for the model to see, more than the 3 allowed \(--max-request-frames\)\.$"):
         build([("video", clip)], max_request_frames=3)
     with pytest.raises(
-        MediaError, match=r"work to decode, more than the 1 allowed together \(max_request_image_decode_mpx\)\.$"
+        MediaError, match=r"work to decode, more than the 1 allowed together \(--max-request-image-decode-mpx\)\.$"
     ):
         build([("image", image)] * 2, max_request_image_decode_mpx=1)
-    with pytest.raises(MediaError, match=r"frames to decode, more than the 0 allowed \(max_video_gigapixels\)\.$"):
+    with pytest.raises(MediaError, match=r"frames to decode, more than the 0 allowed \(--max-video-gigapixels\)\.$"):
         build([("video", clip)], max_video_gigapixels=0)
-    with pytest.raises(MediaError, match=r"to decode, more than the 0 allowed together \(max_request_video_gigapixels\)\.$"):
+    with pytest.raises(MediaError, match=r"to decode, more than the 0 allowed together \(--max-request-video-gigapixels\)\.$"):
         build([("video", clip)], max_request_video_gigapixels=0)
 
 

@@ -61,7 +61,7 @@ def test_pages_are_images_of_their_size(processes: list[object]) -> None:
     assert len({ref.digest for ref in (*found, *finer)}) == 6
     assert [ref.digest for ref in pages(GOOD, "other name.pdf")] == [ref.digest for ref in found]
     assert len(processes) == 1
-    refused(GOOD, "PDF report.pdf has 3 pages, more than the 2 allowed (max_pdf_pages).", max_pdf_pages=2)
+    refused(GOOD, "PDF report.pdf has 3 pages, more than the 2 allowed (--max-pdf-pages).", max_pdf_pages=2)
     assert pages(pdf((200, 100), rotate=90))[0].header.height == 400
 
 
@@ -86,7 +86,7 @@ def test_pages_are_drawn_in_a_helper() -> None:
 
 def test_pages_count_as_images() -> None:
     budget = RequestBudget(MediaConfig(limit_mm_per_prompt={"image": 2}))
-    with pytest.raises(MediaError, match=r"^The request has 3 images, more than the 2 allowed \(limit_mm_per_prompt\)\.$"):
+    with pytest.raises(MediaError, match=r"^The request has 3 images, more than the 2 allowed \(--limit-mm-per-prompt\)\.$"):
         load_media("pdf", GOOD, MediaConfig(), budget=budget)
     with pytest.raises(ConfigError, match=r"pdf_dpi is 0, but must be at least 1\."):
         MediaConfig(pdf_dpi=0)
@@ -100,10 +100,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "zero pages": (no_pages, DAMAGED),
     "cut off": (lambda: GOOD[:200], DAMAGED),
     "only a head": (lambda: b"%PDF-1.7\n" + bytes(10_000), DAMAGED),
-    "many pages": (lambda: many_pages(5000), "PDF report.pdf has 5,000 pages, more than the 100 allowed (max_pdf_pages)."),
+    "many pages": (lambda: many_pages(5000), "PDF report.pdf has 5,000 pages, more than the 100 allowed (--max-pdf-pages)."),
     "a huge page": (
         lambda: pdf((20, 20), (14_400, 14_400)),
-        "Image report.pdf, page 2, has 28800x28800 pixels, more than the 150,000,000 allowed (max_image_pixels).",
+        "Image report.pdf, page 2, has 28800x28800 pixels, more than the 150,000,000 allowed (--max-image-pixels).",
     ),
     "a page without end": (
         lambda: pdf((20, 20)).replace(b"[0 0 20 20]", b"[0 0 1000000000000000000000. 20]"),
@@ -111,7 +111,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a narrow page": (
         lambda: pdf((14_000, 2)),
-        "Image report.pdf, page 1, has 28000x4 pixels, but one side may be 200 times the other at most (max_aspect_ratio).",
+        "Image report.pdf, page 1, has 28000x4 pixels, but one side may be 200 times the other at most (--max-aspect-ratio).",
     ),
     "no PDF": (lambda: b"Dear all, %PDF", "File report.pdf cannot be used: it is no PDF, the only kind of file that is read."),
     "empty": (lambda: b"", "File report.pdf cannot be used: it is no PDF, the only kind of file that is read."),
@@ -133,7 +133,7 @@ def test_odd_files_that_can_be_read() -> None:
 def test_files_of_too_many_bytes() -> None:
     refused(
         b"%PDF-1.7" + bytes(1_100_000),
-        "PDF report.pdf has 1.1 MB, more than the 1 MB allowed (max_pdf_mb).",
+        "PDF report.pdf has 1.1 MB, more than the 1 MB allowed (--max-pdf-mb).",
         max_pdf_mb=1,
     )
 
@@ -142,7 +142,7 @@ def test_reading_sizes_may_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     """Red if the process is waited for, or is left behind."""
     monkeypatch.setattr(pdf_module, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
     began = time.monotonic()
-    sentence = "PDF report.pdf cannot be read: its pages took longer than the 1 s allowed (max_pdf_seconds)."
+    sentence = "PDF report.pdf cannot be read: its pages took longer than the 1 s allowed (--max-pdf-seconds)."
     refused(pdf((21, 21)), sentence, max_pdf_seconds=1)
     assert time.monotonic() - began < 30
 
@@ -185,7 +185,7 @@ def test_a_page_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(MediaError) as caught:
             decoder.take(slow)
         assert str(caught.value) == (
-            "Image report.pdf, page 1, cannot be decoded: it took longer than the 0.3 s allowed (max_pdf_seconds)."
+            "Image report.pdf, page 1, cannot be decoded: it took longer than the 0.3 s allowed (--max-pdf-seconds)."
         )
     finally:
         decoder.close()

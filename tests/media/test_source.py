@@ -67,9 +67,11 @@ def test_videos(tmp_path: Path) -> None:
         assert (ref.header.frame_count, ref.header.fps) == (5, 10.0)
     with pytest.raises(MediaError, match="an object of type Image is no source of one"):
         load_video(picture(), ANY)
-    with pytest.raises(MediaError, match=r"Video <bytes> has 64x48 pixels, more than the 3,000 allowed \(max_image_pixels\)\."):
+    with pytest.raises(
+        MediaError, match=r"Video <bytes> has 64x48 pixels, more than the 3,000 allowed \(--max-image-pixels\)\."
+    ):
         load_video(clip, MediaConfig(max_image_pixels=3000))
-    with pytest.raises(MediaError, match=r"more than the 0 MB allowed \(max_video_mb\)\."):
+    with pytest.raises(MediaError, match=r"more than the 0 MB allowed \(--max-video-mb\)\."):
         load_video(clip, MediaConfig(max_video_mb=0))
     with pytest.raises(MediaError, match="more than the 4 frames allowed"):
         load_video(clip, MediaConfig(max_video_frames=4))
@@ -138,7 +140,7 @@ def test_what_the_asynchronous_path_is_given(monkeypatch: pytest.MonkeyPatch) ->
             assert (ref.data, ref.source, dialled) == (JPEG, "http://picture.example/jpeg", ["93.184.216.34"])
             assert len(threads._threads) == 1
         assert budget.bytes_left() == 1_000_000 - len(JPEG)
-        with pytest.raises(MediaError, match="max_request_media_mb"):
+        with pytest.raises(MediaError, match="--max-request-media-mb"):
             awaited(bytes(999_990), limits, budget=budget)
 
 
@@ -197,8 +199,8 @@ def test_limits(tmp_path: Path) -> None:
     path = tmp_path / "large.bmp"
     path.write_bytes(bytes(1_000_001))
     one = MediaConfig(max_image_mb=1)
-    refused(path, f"Image {path} has 1.0 MB, more than the 1 MB allowed (max_image_mb).", one)
-    refused(bytes(1_000_001), "Image <bytes> has 1.0 MB, more than the 1 MB allowed (max_image_mb).", one)
+    refused(path, f"Image {path} has 1.0 MB, more than the 1 MB allowed (--max-image-mb).", one)
+    refused(bytes(1_000_001), "Image <bytes> has 1.0 MB, more than the 1 MB allowed (--max-image-mb).", one)
     refused(bytes(1_000_000), "it is none of", one)
     pixels = WIDTH * HEIGHT
     assert load_image(JPEG, MediaConfig(max_image_pixels=pixels)).header.width == HEIGHT

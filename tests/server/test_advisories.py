@@ -48,7 +48,7 @@ def test_tiny_images(server: RunningServer, width: int, height: int) -> None:
 
 def test_an_image_beyond_the_aspect_ratio(server: RunningServer) -> None:
     content = [part("image", data_url(picture(201, 1))), text_part("What?")]
-    assert "max_aspect_ratio" in error_of(server.post(messages=[{"role": "user", "content": content}]), 400)["message"]
+    assert "--max-aspect-ratio" in error_of(server.post(messages=[{"role": "user", "content": content}]), 400)["message"]
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
@@ -66,7 +66,7 @@ def test_lists_of_frames_in_a_data_url(server: RunningServer, kind: str) -> None
     if kind == "image":
         assert "base64" in refused(500)
     else:
-        assert "has 5,000 frames, more than the 4,096 allowed (max_request_frames)" in refused(5000)
+        assert "has 5,000 frames, more than the 4,096 allowed (--max-request-frames)" in refused(5000)
         assert "A list of 800 frames is too long: the model takes" in refused(800)
 
 

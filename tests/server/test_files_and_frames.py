@@ -81,10 +81,10 @@ def test_pages_are_images_for_limits_caches_and_bills(server: RunningServer) -> 
         (lambda: encrypted(b"x"), "PDF report.pdf cannot be read: it is encrypted with a password."),
         (no_pages, "PDF report.pdf cannot be read: it is damaged or has no pages."),
         (lambda: pdf((20, 20))[:100], "PDF report.pdf cannot be read: it is damaged or has no pages."),
-        (lambda: many_pages(101), "PDF report.pdf has 101 pages, more than the 100 allowed (max_pdf_pages)."),
+        (lambda: many_pages(101), "PDF report.pdf has 101 pages, more than the 100 allowed (--max-pdf-pages)."),
         (
             lambda: pdf((14_400, 14_400)),
-            "Image report.pdf, page 1, has 28800x28800 pixels, more than the 150,000,000 allowed (max_image_pixels).",
+            "Image report.pdf, page 1, has 28800x28800 pixels, more than the 150,000,000 allowed (--max-image-pixels).",
         ),
         (lambda: png(1), "File report.pdf cannot be used: it is no PDF, the only kind of file that is read."),
     ],
@@ -129,7 +129,7 @@ def test_frames_that_cannot_be_used(server: RunningServer) -> None:
     assert "frame 1 has 64x64 pixels, but frame 0 has 96x64" in refused(server, part(one, other))["message"]
     assert "base64" in refused(server, part(one, "data:image/png;base64,!"))["message"]
     assert refused(server, part(one, one, one), mm_processor_kwargs={"max_frames": 2})["param"] == "max_frames"
-    assert "4,096 allowed (max_request_frames)" in refused(server, part(*["data:,"] * 4097))["message"]
+    assert "4,096 allowed (--max-request-frames)" in refused(server, part(*["data:,"] * 4097))["message"]
     assert "URL" in refused(server, part())["message"]
 
 

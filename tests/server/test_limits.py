@@ -204,7 +204,7 @@ def test_answers_have_a_default_length(strict: RunningServer) -> None:
 def test_images_per_request_are_limited(strict: RunningServer) -> None:
     content = [image_part(number) for number in range(3)]
     error = error_of(strict.post(messages=[{"role": "user", "content": content}]), 400)
-    assert error["message"] == "The request has 3 images, more than the 2 allowed (limit_mm_per_prompt)."
+    assert error["message"] == "The request has 3 images, more than the 2 allowed (--limit-mm-per-prompt)."
 
 
 def test_local_files_come_from_the_folder_alone(strict: RunningServer, pictures: Path) -> None:
@@ -214,7 +214,7 @@ def test_local_files_come_from_the_folder_alone(strict: RunningServer, pictures:
 
     assert ask(f"file://{pictures}/seen.png").status_code == 200
     for url in (f"file://{pictures}/way-out.png", f"file://{pictures}/../x.png", "file:///etc/passwd"):
-        assert "allowed_local_media_path" in error_of(ask(url), 400)["message"]
+        assert "--allowed-local-media-path" in error_of(ask(url), 400)["message"]
 
 
 def test_pages_of_allowed_origins_may_call(strict: RunningServer) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sightline.cli.main import make_parser
-from sightline.cli.serve import serve_config
-from sightline.cli.sglang_flags import OTHERS
+from sightline.cli.serve import OTHERS, serve_config
 from sightline.config import Config
 from sightline.errors import ConfigError
 
@@ -89,10 +88,36 @@ def test_flags_of_sglang_in_a_config_file(tmp_path: Path) -> None:
 
 
 def test_every_setting_that_a_hint_names_exists() -> None:
-    """Red when a setting is renamed and the hint for a flag of SGLang still has the old name."""
+    """Red when a setting is renamed and the hint for a flag of SGLang or vLLM still has the old name."""
     ours = {flag for action in make_parser().parse(["serve"]).subparser._actions for flag in action.option_strings}
+    assert not ours & OTHERS.keys(), "what is taken needs no hint"
     for hint in OTHERS.values():
         assert set(re.findall(r"--[\w-]+", hint)) <= ours, hint
+
+
+@pytest.mark.parametrize("flag", ["--enable-lora", "--enable-auto-tool-choice", "--trust-remote-code", "--tool-call-parser"])
+def test_flags_of_vllm_that_are_not_ours_get_a_sentence(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        config(flag, "hermes")
+    assert capsys.readouterr().err == f"sightline serve: there is no option {flag}; {OTHERS[flag]}.\n"
+
+
+def test_keys_from_a_file_and_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when the environment's key is taken beside others, or a file's comment is one."""
+    file = tmp_path / "keys"
+    file.write_text("# of the tests\nfirst\n\n  second \n")
+    assert config("--api-key-file", str(file)).server.api_key == ("first", "second")
+    monkeypatch.setenv("SIGHTLINE_API_KEY", "from-outside\n")
+    assert config().server.api_key == ("from-outside",)
+    assert config("--api-key", "a", "--api-key-file", str(file)).server.api_key == ("a", "first", "second")
+    assert config("--api-key", "a").server.api_key == ("a",)
+    for content, reason in (("# none\n", "has no key."), (None, "cannot be read: No such file or directory.")):
+        file.unlink() if content is None else file.write_text(content)
+        with pytest.raises(ConfigError, match=f"^api_key_file '{file}' {reason}$"):
+            config("--api-key-file", str(file))
+    monkeypatch.setenv("SIGHTLINE_API_KEY", " ")
+    with pytest.raises(ConfigError, match=r"^SIGHTLINE_API_KEY of the environment is empty"):
+        config()
 
 
 def test_flags_from_before_a_renaming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

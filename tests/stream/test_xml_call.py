@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from sightline.stream.answer_parts import AnswerParser, ContentDelta, ReasoningDelta, ToolCallDelta
+from sightline.stream.call_forms import call_reader
 from sightline.stream.tool_grammar import tool_call_grammar
-from sightline.stream.xml_call import read_value, schemas_of
+from sightline.stream.xml_call import read_value
 from stream.test_tool_grammar import accepts, named, tool
 
 ZOOM = tool(
@@ -32,7 +33,7 @@ def call(name: str, **values: str) -> str:
 
 def parsed(text: str, size: int, forced: bool = False) -> tuple[str, str, list[tuple[str, Any]]]:
     """(reasoning, content, calls) of a text that comes in pieces of so many characters."""
-    parser = AnswerParser(tools=True, reasoning=True, forced_calls=forced, xml=schemas_of([ZOOM, STOP]))
+    parser = AnswerParser(tools=True, reasoning=True, forced_calls=forced, call=call_reader("xml", [ZOOM, STOP]))
     deltas = [delta for at in range(0, len(text), size) for delta in parser.feed(text[at : at + size])] + parser.finish()
     calls: list[list[str]] = []
     for delta in deltas:
@@ -96,7 +97,7 @@ def test_values(text: str, schema: Any, value: Any) -> None:
 
 def test_the_grammar_of_a_call() -> None:
     """Red if a required parameter may be left out, a value may be of another type, or a text may hold its own end."""
-    structured = tool_call_grammar([ZOOM, STOP], "required", xml=True)
+    structured = tool_call_grammar([ZOOM, STOP], "required", form="xml")
     good = call("zoom", note="any <text>\nof </param> lines", box="[1, 2]", exact="true", mode="far")
     assert accepts(structured, good) and accepts(structured, call("stop"))
     assert accepts(structured, f"{call('zoom', box='[]', mode='near')}\n{call('stop')}")
@@ -111,5 +112,5 @@ def test_the_grammar_of_a_call() -> None:
         f"Well. {good}",
     ):
         assert not accepts(structured, wrong), wrong
-    alone = tool_call_grammar([ZOOM, STOP], named("stop"), xml=True)
+    alone = tool_call_grammar([ZOOM, STOP], named("stop"), form="xml")
     assert accepts(alone, call("stop")) and not accepts(alone, good) and not accepts(alone, f"{call('stop')}\n{call('stop')}")

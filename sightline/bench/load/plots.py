@@ -29,7 +29,7 @@ STYLE: Any = {
 
 def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("Plots need matplotlib, which is not installed: pip install 'sightline[plot]'.")
+        raise ConfigError("Plots need matplotlib, which is not installed: pip install 'sightline-vlm[plot]'.")
 
 
 def draw_plots(runs: Sequence[Run], folder: Path) -> list[Path]:

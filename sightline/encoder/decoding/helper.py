@@ -70,7 +70,7 @@ class Helper:
             if cancellation():
                 raise DecodeCancelled from error
             if isinstance(error, TimeoutError):
-                taken = f"it took longer than the {limit_s:g} s allowed (max_pdf_seconds)"
+                taken = f"it took longer than the {limit_s:g} s allowed (--max-pdf-seconds)"
                 raise MediaError(f"Image {item.ref.source} cannot be decoded: {taken}.") from error
             if was_idle and not has_begun:
                 raise _DiedIdleError from error

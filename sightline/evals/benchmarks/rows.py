@@ -95,7 +95,7 @@ def _read_parquet(file: Path, start: int, wanted: frozenset[int] | None) -> Iter
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ConfigError(f"{file} is a parquet file, which needs pyarrow: pip install 'sightline[eval]'.") from None
+        raise ConfigError(f"{file} is a parquet file, which needs pyarrow: pip install 'sightline-vlm[eval]'.") from None
     try:
         with pyarrow.parquet.ParquetFile(file) as parquet:
             columns = [field.name for field in parquet.schema_arrow if wanted is not None or not _is_image(field)]
