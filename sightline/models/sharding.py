@@ -5,6 +5,7 @@
     gated MLP         gate_up: a part of gate, the same of up  down: the same part
     experts           as a gated MLP, each of them; the router every rank has whole
     vocabulary        embed_tokens, lm_head: its tokens
+    a family's own    as Family.shards says
 
 A rank's spec has its own numbers of heads and its own widths, so that modules, caches and the memory plan know of no ranks.
 What is not named in `shares` every rank has whole: norms, the tower's mergers, and the tower's blocks but under `tensor`
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import ConfigError
+from sightline.models.registry import family_named
 from sightline.models.weights.expressions import Share
 from sightline.parallel.split import Span, even_spans, head_shares, spans
 from sightline.spec import AttentionSpec, ExpertsSpec, GatedMLPSpec, LayerSpec, ModelSpec, PatchTowerSpec
@@ -87,10 +89,11 @@ BUILT_IN: Mapping[type, ShardPart] = {
 
 
 def shard_model(
-    spec: ModelSpec, rank: int, ranks: int, split_tower: bool = False, parts: Mapping[type, ShardPart] = BUILT_IN
+    spec: ModelSpec, rank: int, ranks: int, split_tower: bool = False, parts: Mapping[type, ShardPart] | None = None
 ) -> ModelShard:
-    """What a rank has of the model. `parts`: how each kind of mixer and MLP is cut."""
+    """What a rank has of the model. `parts`: how each kind of mixer and MLP is cut, if not as its family says."""
     text = spec.text
+    parts = {**BUILT_IN, **family_named(spec.family).shards} if parts is None else parts
     unit = _BLOCK if spec.fp8 is not None and spec.fp8.scales == "block" else 1
     vocabulary = even_spans(text.vocab_size, ranks)
     shares = {"text.embed_tokens.weight": Share(0, (vocabulary[rank],))}
