@@ -22,6 +22,7 @@ from sightline.engine.messages import (
     Abort,
     Add,
     Done,
+    EngineBroken,
     EngineFailure,
     EngineRefused,
     Finish,
@@ -40,6 +41,7 @@ from sightline.engine.messages import (
     encode,
     submission_of,
 )
+from sightline.engine.process_executor import WorkerDied
 from sightline.errors import HostMemoryError, MissingMediaError, OutOfMemoryError, UserError, WorkerError
 from sightline.host_memory import is_lack_of_memory, keep_from_the_collector
 from sightline.models.files import read_model_files
@@ -278,6 +280,9 @@ def serve(link: Link) -> int:
     except UserError as error:
         send(EngineRefused(str(error)))
         return 1
+    except WorkerDied as error:
+        send(EngineBroken(str(error)))
+        return 1
     server = EngineServer(engine, send, FileCache(start.config.server.kept_media_bytes))
     try:
         while True:
@@ -293,5 +298,8 @@ def serve(link: Link) -> int:
             if server.has_work:
                 liveness.begin("step")
                 server.step()
+    except WorkerDied as error:
+        send(EngineBroken(str(error)))
+        return 1
     finally:
         engine.close()
