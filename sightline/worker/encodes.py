@@ -20,7 +20,7 @@ from sightline.encoder.gpu_decode import GpuDecoder
 from sightline.encoder.graphs import TowerGraphs
 from sightline.encoder.patch_maker import PatchMaker
 from sightline.encoder.split_views import cut_pieces
-from sightline.encoder.vision_parallel import VisionRanks
+from sightline.encoder.vision_parallel import SharedWork, VisionRanks
 from sightline.models.model import VisionLanguageModel
 from sightline.models.patch_tower import PatchTower
 from sightline.timing import StageClock
@@ -30,7 +30,7 @@ from sightline.worker.device_timer import DeviceTimer
 from sightline.worker.out_of_memory import recover
 from sightline.worker.step_input import EncodeInput, EncodeItem, EncodeOutput, WorkerFailure
 
-Patches = list["torch.Tensor | None"]  # of each item; None: the GPU cannot decode it
+Patches = Sequence["torch.Tensor | None"] | SharedWork  # of each item; None: the GPU cannot decode it
 
 
 @dataclass
@@ -178,31 +178,38 @@ class Encodes:
 
     def _make_patches(self, encode: _Encode) -> Patches:
         fresh = encode.fresh
+        if self._ranks is not None:
+            return self._ranks.prepare(
+                [item.item for item in fresh], [item.pixels for item in fresh], self._maker, encode.clock
+            )
         with self._decoding:
             return self._maker.make([item.item for item in fresh], [item.pixels for item in fresh], encode.clock)
 
     @torch.inference_mode()
     def _run_tower(self, encode: _Encode, patches: Patches) -> None:
-        good = [(item, made) for item, made in zip(encode.fresh, patches, strict=True) if made is not None]
-        for item, made in zip(encode.fresh, patches, strict=True):
-            if made is None:
-                encode.failed[item.key] = WorkerFailure("undecodable", f"The GPU cannot decode {item.item.ref.source}.")
+        good, made = encode.fresh, patches
+        if not isinstance(patches, SharedWork):
+            for item, of_item in zip(encode.fresh, patches, strict=True):
+                if of_item is None:
+                    encode.failed[item.key] = WorkerFailure("undecodable", f"The GPU cannot decode {item.item.ref.source}.")
+            good = [item for item, of_item in zip(encode.fresh, patches, strict=True) if of_item is not None]
+            made = [of_item for of_item in patches if of_item is not None]
         if good:
             encode.timer = DeviceTimer(self._device)
             with encode.timer:
-                rows = self.encode_patches([item.item for item, _ in good], [made for _, made in good])
-                self._arena.store(np.concatenate([item.slots for item, _ in good]), rows)
+                rows = self.encode_patches([item.item for item in good], made)
+                self._arena.store(np.concatenate([item.slots for item in good]), rows)
 
     # ---- The tower
 
-    def encode_patches(self, items: Sequence[MediaItem], patches: Sequence[torch.Tensor]) -> torch.Tensor:
+    def encode_patches(self, items: Sequence[MediaItem], patches: Sequence[torch.Tensor] | SharedWork) -> torch.Tensor:
         """Embeddings of several items, one after another, [rows, width]."""
-        views = [view for item, made in zip(items, patches, strict=True) for view in split_views(item, made)]
-        grids = [grid for item in items for grid in item.grids]
-        if self._ranks is None:
-            rows = self._run_pieces(views, grids)
+        if isinstance(patches, SharedWork):
+            assert self._ranks is not None
+            rows = self._ranks.encode(patches, self._run_pieces, self._run_pieces_together)
         else:
-            rows = self._ranks.encode(views, grids, self._run_pieces, self._run_pieces_together)
+            views = [view for item, made in zip(items, patches, strict=True) for view in split_views(item, made)]
+            rows = self._run_pieces(views, [grid for item in items for grid in item.grids])
         return arrange_embeddings(rows, items, self._maker.processor, self._model.vision)
 
     def _run_pieces(self, views: Sequence[torch.Tensor], grids: Sequence[Grid]) -> torch.Tensor:
@@ -227,8 +234,11 @@ class Encodes:
         """Embeddings of one item, [rows, width], past the arena; None if the GPU cannot decode it."""
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
-        (patches,) = self._make_patches(_Encode(EncodeInput(0, (item,)), [item]))
-        return None if patches is None else self.encode_patches([item.item], [patches])
+        patches = self._make_patches(_Encode(EncodeInput(0, (item,)), [item]))
+        if isinstance(patches, SharedWork):
+            return self.encode_patches([item.item], patches)
+        (of_item,) = patches
+        return None if of_item is None else self.encode_patches([item.item], [of_item])
 
     # ---- What else the worker asks
 
