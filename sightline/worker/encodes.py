@@ -187,8 +187,10 @@ class Encodes:
 
     @torch.inference_mode()
     def _run_tower(self, encode: _Encode, patches: Patches) -> None:
-        good, made = encode.fresh, patches
-        if not isinstance(patches, SharedWork):
+        good = encode.fresh
+        if isinstance(patches, SharedWork):
+            made: Sequence[torch.Tensor] | SharedWork = patches
+        else:
             for item, of_item in zip(encode.fresh, patches, strict=True):
                 if of_item is None:
                     encode.failed[item.key] = WorkerFailure("undecodable", f"The GPU cannot decode {item.item.ref.source}.")
