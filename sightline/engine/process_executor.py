@@ -260,7 +260,7 @@ class ProcessExecutor:
         elif isinstance(message, Encoded):
             self._take_encoded(message.output)
         elif isinstance(message, Advanced):
-            if rank == 0:
+            if rank == 0 or not message.total:
                 self._progress(message.done, message.total)
         elif isinstance(message, GpuMemory):
             if rank == 0:

@@ -30,10 +30,10 @@ STREAMS, WAITING = 4, 3
 
 
 @contextlib.contextmanager
-def fragile_server(folder: Path) -> Iterator[RunningServer]:
+def fragile_server(folder: Path, *others: str) -> Iterator[RunningServer]:
     flags = "--max-restarts 9 --restart-backoff-s 1 --kv-cache-gb 0.1 --embedding-cache-gb 0.05 --request-timeout-s 60"
     more = f"--max-num-seqs {STREAMS} --allow-private-media --allowed-media-ports"
-    with running(folder, *flags.split(), *more.split()) as made:
+    with running(folder, *flags.split(), *more.split(), *others) as made:
         yield made
 
 

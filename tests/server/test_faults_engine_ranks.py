@@ -19,7 +19,8 @@ def ranks() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory, ranks: None) -> Iterator[RunningServer]:
-    with test_faults_engine.fragile_server(tmp_path_factory.mktemp("fragile")) as made:
+    # A picture is waited for while the next engine and its ranks start.
+    with test_faults_engine.fragile_server(tmp_path_factory.mktemp("fragile"), "--fetch-timeout-s", "120") as made:
         yield made
 
 
