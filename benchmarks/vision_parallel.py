@@ -140,7 +140,7 @@ def run_rank(info: RankInfo, results: Any, files: ModelFiles, grids: list[Grid],
         if spread is None:
             run(views, grids)
         else:
-            spread.encode(views, grids, run, run_together)
+            spread.encode(spread.share(views, grids), run, run_together)
         seconds = time.perf_counter() - began
     results.put((Counter(group.sent), seconds))
     group.leave()

@@ -209,6 +209,9 @@ class EngineConfig:
     tensor_parallel_size: int = setting(
         1, "GPUs that hold the model together, a process each, in which each has a part of every layer of the language model."
     )
+    expert_parallel: bool = setting(
+        False, "Whether each of these GPUs has some of the experts whole, in place of a part of every expert."
+    )
     vision_parallel: Literal["auto", "data", "sequence", "tensor"] = setting(
         "auto",
         "How these GPUs share the vision tower's work: 'data' gives each some of the images, 'sequence' a part of the patches "
@@ -264,6 +267,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:
             raise ConfigError(f"tensor_parallel_size is {self.tensor_parallel_size}, but must be at least 1.")
+        if self.expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError("expert_parallel is on, but tensor_parallel_size is 1: there is nobody to share experts with.")
         if self.target_itl_ms is not None and not 0 <= self.target_itl_ms < math.inf:
             raise ConfigError(f"target_itl_ms is {self.target_itl_ms:g}, but must be at least 0.")
 

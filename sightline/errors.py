@@ -61,5 +61,9 @@ class OutOfMemoryError(Exception):
     """A step ran out of the device's memory: nobody's fault in particular. The message is fit to print as it is."""
 
 
+class RankLost(RuntimeError):
+    """Another of the ranks that hold a model together is gone, or cannot be talked to."""
+
+
 class WorkerError(RuntimeError):
     """A step or an encode failed on the device, by no fault of the user's."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import gc
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ def give_freed_memory_back() -> None:
 
 def is_lack_of_memory(error: Exception) -> bool:
     """Of the host's. torch has no class for it."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 

@@ -254,6 +254,12 @@ class ExpertsSpec:
     scores: Literal["softmax", "sigmoid"] = "softmax"
     scale: float = 1.0
     shared_expert: Literal["none", "plain", "gated"] = "none"
+    held: tuple[int, int] | None = None  # of a rank with whole experts: its first one and how many; the shared one is the last
+
+    @property
+    def matrices(self) -> int:
+        """Experts, the shared one among them."""
+        return self.count + (self.shared_expert != "none")
 
     @property
     def per_token(self) -> int:

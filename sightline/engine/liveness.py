@@ -11,11 +11,9 @@ the start has gone without advancing. server/heartbeats.py judges both. No torch
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.abc import MetaPathFinder
 
 from sightline.engine.messages import IDLE, Heartbeat, encode
 from sightline.timing import StageClock
@@ -64,27 +62,6 @@ class LoadClock(StageClock):
 
     def advance(self) -> None:
         self._liveness.touch()
-
-
-class _ImportCounter(MetaPathFinder):
-    """Finds no module; each one that is looked for is progress."""
-
-    def __init__(self, liveness: Liveness) -> None:
-        self._liveness = liveness
-
-    def find_spec(self, *_: object) -> None:
-        self._liveness.touch()
-
-
-@contextlib.contextmanager
-def imports_advance(liveness: Liveness) -> Iterator[None]:
-    """Thousands of modules from a cold disk take long, each of them little."""
-    finder = _ImportCounter(liveness)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def start_heartbeat(liveness: Liveness, channel: socket.socket, parent: int, orphaned: Callable[[], None]) -> None:

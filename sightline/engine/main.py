@@ -7,8 +7,8 @@ import signal
 import sys
 import warnings
 
+from sightline.child_process import imports_advance
 from sightline.engine.link import connected
-from sightline.engine.liveness import imports_advance
 from sightline.host_memory import keep_freed_memory
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     keep_freed_memory()
     with connected(sys.argv[1:]) as link:
         link.liveness.begin("load: imports")
-        with imports_advance(link.liveness):
+        with imports_advance(link.liveness.touch):
             from sightline.engine.process import serve
         return serve(link)
 

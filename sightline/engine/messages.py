@@ -2,7 +2,7 @@
 
 ```
 to the engine     Start │ Add with a Submission, its arrays and the bytes of its media as frames │ Abort │ Flush │ Ping │ Stop
-from the engine   LoadProgress │ Ready │ EngineRefused │ News │ Stats │ Done
+from the engine   LoadProgress │ Ready │ EngineRefused │ EngineBroken │ News │ Stats │ Done
                   Heartbeat, on a socket of its own
 ```
 
@@ -132,6 +132,12 @@ class EngineRefused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
+class EngineBroken(msgspec.Struct, frozen=True, tag="broken"):
+    """The last words of an engine whose worker is gone, or of which one of several ranks is; a new one may do better."""
+
+    message: str
+
+
 class EngineFailure(msgspec.Struct, frozen=True):
     """Why a request ends without an answer."""
 
@@ -249,7 +255,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
         return self.what == IDLE
 
 
-FromEngine: TypeAlias = LoadProgress | Ready | EngineRefused | News | Stats | Done | EncodedRows
+FromEngine: TypeAlias = LoadProgress | Ready | EngineRefused | EngineBroken | News | Stats | Done | EncodedRows
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)

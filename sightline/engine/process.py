@@ -23,6 +23,7 @@ from sightline.engine.messages import (
     Abort,
     Add,
     Done,
+    EngineBroken,
     EngineRefused,
     Finish,
     Flush,
@@ -40,6 +41,7 @@ from sightline.engine.messages import (
     encode,
     submission_of,
 )
+from sightline.engine.process_executor import WorkerDied
 from sightline.engine.process_failures import failure_of
 from sightline.errors import UserError
 from sightline.host_memory import keep_from_the_collector
@@ -280,6 +282,9 @@ def serve(link: Link) -> int:
     except UserError as error:
         socket.send(encode(EngineRefused(str(error))))
         return 1
+    except WorkerDied as error:
+        socket.send(encode(EngineBroken(str(error))))
+        return 1
     try:
         while True:
             liveness.idle()
@@ -294,5 +299,8 @@ def serve(link: Link) -> int:
             if server.has_work:
                 liveness.begin("step")
                 server.step()
+    except WorkerDied as error:
+        socket.send(encode(EngineBroken(str(error))))
+        return 1
     finally:
         server.close()

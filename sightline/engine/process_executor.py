@@ -6,14 +6,11 @@ the engine with it and the other ranks; whoever watches the engine starts anothe
 """
 
 import os
-import secrets
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import zmq
@@ -22,6 +19,7 @@ from sightline.config import Config
 from sightline.encoder.decoding import shared_memory
 from sightline.engine.worker_process import WorkerProcess
 from sightline.errors import ConfigError, WorkerError
+from sightline.parallel.board import RankBoard, RankWatch
 from sightline.parallel.rank_info import RankInfo
 from sightline.timing import StageClock
 from sightline.wire import to_frames
@@ -59,6 +57,7 @@ from sightline.worker.step_input import (
 )
 
 _POLL_MS = 50  # how soon a death is seen
+_SOONER = 0.8
 _LAST_WORDS_S = 2.0  # for a rank that was killed to be known as that, when others say that they lost it
 M = TypeVar("M")
 
@@ -72,7 +71,7 @@ class ProcessExecutor:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._ranks: list[WorkerProcess] = []
-        self._loaded = self._ended = False
+        self._loaded = self._broken = self._ended = False
         self._steps: deque[int] = deque()  # numbers of steps whose output has not been collected
         self._outputs: dict[int, StepOutput] = {}
         self._encodes: dict[int, bool] = {}  # numbers of encodes under way: whether they are in line with steps
@@ -83,7 +82,9 @@ class ProcessExecutor:
         self._progress: Callable[[int, int], None] = lambda done, total: None
         self.captured_graphs = self.gpu_bytes = 0
         size = config.engine.tensor_parallel_size
-        self._meeting = Path(tempfile.gettempdir()) / f"sightline-{secrets.token_urlsafe(6)}.ranks"
+        self._limit_s = config.server.engine_timeout_s  # of ranks that do not advance; 0: none
+        self._own_files: list[int] = []  # that ranks open by way of this process
+        self._watch: RankWatch | None = None
         try:
             for rank in range(size):
                 name = "worker process" if size == 1 else f"worker process of rank {rank} of {size}"
@@ -94,8 +95,6 @@ class ProcessExecutor:
         except BaseException:
             self.close()
             raise
-        finally:
-            self._meeting.unlink(missing_ok=True)
 
     @property
     def pids(self) -> list[int]:
@@ -109,15 +108,23 @@ class ProcessExecutor:
 
         self._progress = advanced
         began = time.perf_counter()
-        size = len(self._ranks)
-        for number, rank in enumerate(self._ranks):
-            info = RankInfo(number, size, str(self._meeting)) if size > 1 else None
+        for rank, info in zip(self._ranks, self._introduce(), strict=True):
             rank.send(to_frames(Load(config, info)))
         loaded, *_ = self._reply(Loaded)
         for stage, seconds in loaded.seconds.items():
             clock.add(stage, seconds)
         clock.add("worker process", time.perf_counter() - began - sum(loaded.seconds.values()))
         return loaded.facts
+
+    def _introduce(self) -> list[RankInfo | None]:
+        """What each rank is told of the others. They meet in a file without a name: nobody has to remove it."""
+        size = len(self._ranks)
+        if size == 1:
+            return [None]
+        self._own_files = [os.memfd_create("sightline-ranks", os.MFD_CLOEXEC), shared_memory.create(RankBoard.size_for(size))]
+        meeting, board = (f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self._own_files)
+        self._watch = RankWatch(RankBoard(board, size), time.monotonic())
+        return [RankInfo(number, size, meeting, board) for number in range(size)]
 
     # ---- Steps
 
@@ -188,7 +195,7 @@ class ProcessExecutor:
         if not self._ended:
             self._ended = True
             # Else those that are left wait for the one that is gone, or still load what nobody wants any more.
-            whole = self._loaded and all(rank.end is None for rank in self._ranks)
+            whole = self._loaded and not self._broken and all(rank.end is None for rank in self._ranks)
             for rank in self._ranks:
                 if whole:
                     rank.send(to_frames(End()))
@@ -197,6 +204,8 @@ class ProcessExecutor:
         for descriptors in self._descriptors.values():
             _close(descriptors)
         self._descriptors.clear()
+        _close(self._own_files)
+        self._own_files = []
         self._context.term()
 
     # ---- Messages
@@ -205,6 +214,8 @@ class ProcessExecutor:
         frames = to_frames(message)
         for rank in self._ranks:
             rank.send(frames)
+        if self._watch is not None:
+            self._watch.begin(time.monotonic())
 
     def _reply(self, kind: type[M]) -> list[M]:
         """Of every rank, in order."""
@@ -226,19 +237,30 @@ class ProcessExecutor:
     def _check_alive(self) -> None:
         for rank in self._ranks:
             if (end := rank.end) is not None:
-                raise WorkerDied(self._cause() or end)
+                self._end(self._cause() or end)
+        if self._watch is not None and self._loaded and self._limit_s:
+            # Sooner than the engine is judged to hang, of which nobody would know whose fault it is.
+            hang = self._watch.hang(time.monotonic(), self._limit_s * _SOONER)
+            if hang is not None:
+                self._end(f"{hang} (engine_timeout_s is {self._limit_s:g}).")
+
+    def _end(self, cause: str) -> NoReturn:
+        self._broken = True  # ranks that are left are not asked to end: they may wait for the one that is gone
+        raise WorkerDied(cause)
 
     def _cause(self) -> str | None:
         """Ranks that lose another one say so; what happened to that one is what matters."""
         return next((rank.end for rank in self._ranks if rank.was_killed), None)
 
     def _take(self, message: FromWorker, rank: int) -> None:
+        if self._watch is not None and not isinstance(message, GpuMemory):
+            self._watch.begin(time.monotonic())
         if isinstance(message, Output):
             self._outputs[message.output.number] = message.output
         elif isinstance(message, Encoded):
             self._take_encoded(message.output)
         elif isinstance(message, Advanced):
-            if rank == 0:
+            if rank == 0 or not message.total:
                 self._progress(message.done, message.total)
         elif isinstance(message, GpuMemory):
             if rank == 0:
@@ -260,10 +282,15 @@ class ProcessExecutor:
             self._encoded.append(output)
 
     def _break(self, message: Broken, rank: int) -> None:
+        """Of a rank that lost another one it is waited for what became of that one: it was killed, or has something to say."""
         until = time.monotonic() + _LAST_WORDS_S
-        while self._cause() is None and time.monotonic() < until:
+        while message.lost_rank and self._cause() is None and time.monotonic() < until:
             time.sleep(0.01)
-        raise WorkerDied(self._cause() or f"The {self._ranks[rank].name} cannot go on: {message.message.rstrip('.')}.")
+            for other, process in enumerate(self._ranks):
+                for said in process.received():
+                    if isinstance(said, Broken) and not said.lost_rank:
+                        message, rank = said, other
+        self._end(self._cause() or f"The {self._ranks[rank].name} cannot go on: {message.message.rstrip('.')}.")
 
 
 def _close(descriptors: Sequence[int]) -> None:

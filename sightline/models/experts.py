@@ -53,7 +53,7 @@ class Router(nn.Module):
         spec, logits = self.spec, self.logits(x)
         if self.instead is not None:
             logits = self.instead[: len(x)]
-        return route_tokens(logits, self.bias, spec.chosen, spec.scores, spec.scale, spec.shared_expert)
+        return route_tokens(logits, self.bias, spec.chosen, spec.scores, spec.scale, spec.shared_expert, spec.held)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, rows of weight], in x's dtype, or float32 where scores are sigmoids."""
@@ -67,7 +67,7 @@ class Experts(nn.Module):
 
     def __init__(self, spec: ExpertsSpec, size: int) -> None:
         super().__init__()
-        count = spec.count + (spec.shared_expert != "none")
+        count = spec.matrices if spec.held is None else spec.held[1]
         self.router = Router(spec, size)
         self.gate_up = StackedLinear(count, size, 2 * spec.intermediate_size, "column")
         self.down = StackedLinear(count, spec.intermediate_size, size, "row")
@@ -87,19 +87,23 @@ class Experts(nn.Module):
         return expert_gate_up.choose(x, experts, None, self.gate_up.weight, self.gate_up.weight_scale).graph_safe
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = sum_expert_outputs(self._outputs(x), None)
+        out = sum_expert_outputs(*self._outputs(x, None))
         return out if self.down.group is None else self.down.group.all_reduce_(out)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """residual + self(x), in the memory of `residual`."""
         if self.down.group is None:
-            return sum_expert_outputs(self._outputs(x), residual)
+            return sum_expert_outputs(*self._outputs(x, residual))
         return residual.add_(self(x))
 
-    def _outputs(self, x: torch.Tensor) -> torch.Tensor:
+    def _outputs(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """What `sum_expert_outputs` takes."""
         experts, weights = self.router(x)
         gate_up, down = self.gate_up, self.down
         count = len(down.weight)
         lists = group_pairs(experts, count) if needs_lists(experts, count) else None
         between = expert_gate_up(x, experts, lists, gate_up.weight, gate_up.weight_scale)
-        return expert_down(between, experts, lists, down.weight, down.weight_scale, weights)
+        outputs = expert_down(between, experts, lists, down.weight, down.weight_scale, weights)
+        return outputs, residual, None if self.router.spec.held is None else experts

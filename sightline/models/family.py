@@ -1,7 +1,7 @@
 """What a model family is, as one object: how its files are read, how its weights are named, what `model new` writes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from sightline.spec import ExpertLayout, ModelSpec, ProcessorSpec
 
 if TYPE_CHECKING:
     from sightline.models.decoder import Modules
+    from sightline.models.sharding import ShardPart
     from sightline.models.tower import Tower
 
 
@@ -60,5 +61,7 @@ class Family:
     expert_layouts: tuple[ExpertLayout, ...] = ()
     # Modules of its own for mixers and MLPs, by the type of their specs. Called where a model is made: it may import torch.
     modules: "Callable[[], Modules]" = dict
+    # How ranks split those, by the type of their specs. Of parts that it does not name, a model runs on one GPU alone.
+    shards: "Mapping[type, ShardPart]" = field(default_factory=dict)
     # Its tower. Called where a model is made: it may import torch.
     tower: "Callable[[ModelSpec], Tower]" = patch_tower

@@ -3,8 +3,9 @@
                       column: a rank has some outputs          row: a rank has some inputs, outputs are parts of a sum
     attention         qkv: its heads                           out: its heads
     gated MLP         gate_up: a part of gate, the same of up  down: the same part
-    experts           as a gated MLP, each of them; the router every rank has whole
+    experts           as a gated MLP, each of them, or whole ones of them; the router every rank has whole
     vocabulary        embed_tokens, lm_head: its tokens
+    a family's own    as Family.shards says
 
 A rank's spec has its own numbers of heads and its own widths, so that modules, caches and the memory plan know of no ranks.
 What is not named in `shares` every rank has whole: norms, the tower's mergers, and the tower's blocks but under `tensor`
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import ConfigError
+from sightline.models.registry import family_named
 from sightline.models.weights.expressions import Share
 from sightline.parallel.split import Span, even_spans, head_shares, spans
 from sightline.spec import AttentionSpec, ExpertsSpec, GatedMLPSpec, LayerSpec, ModelSpec, PatchTowerSpec
@@ -79,6 +81,15 @@ def shard_experts(spec: ExpertsSpec, rank: int, ranks: int, unit: int) -> PartSh
     return PartShard(own, {"gate_up.weight": gate_up, "down.weight": Share(2, ((first, length),))})
 
 
+def spread_experts(spec: ExpertsSpec, rank: int, ranks: int, unit: int) -> PartShard:
+    """Whole experts, the shared one as the last of them, in place of a part of each."""
+    if ranks > spec.matrices:
+        raise ConfigError(f"tensor_parallel_size is {ranks}, but there are only {spec.matrices} experts to spread.")
+    held = spans(spec.matrices, ranks)[rank]
+    shares = {"gate_up.weight": Share(0, (held,)), "down.weight": Share(0, (held,))}
+    return PartShard(dataclasses.replace(spec, held=held), shares)
+
+
 BUILT_IN: Mapping[type, ShardPart] = {
     AttentionSpec: shard_attention,
     GatedMLPSpec: shard_gated_mlp,
@@ -87,10 +98,20 @@ BUILT_IN: Mapping[type, ShardPart] = {
 
 
 def shard_model(
-    spec: ModelSpec, rank: int, ranks: int, split_tower: bool = False, parts: Mapping[type, ShardPart] = BUILT_IN
+    spec: ModelSpec,
+    rank: int,
+    ranks: int,
+    split_tower: bool = False,
+    parts: Mapping[type, ShardPart] | None = None,
+    whole_experts: bool = False,
 ) -> ModelShard:
-    """What a rank has of the model. `parts`: how each kind of mixer and MLP is cut."""
+    """What a rank has of the model. `parts`: how each kind of mixer and MLP is cut, if not as its family says."""
     text = spec.text
+    if whole_experts and text.experts is None:
+        raise ConfigError("expert_parallel is on, but the model has no experts.")
+    parts = {**BUILT_IN, **family_named(spec.family).shards} if parts is None else parts
+    if whole_experts:
+        parts = {**parts, ExpertsSpec: spread_experts}
     unit = _BLOCK if spec.fp8 is not None and spec.fp8.scales == "block" else 1
     vocabulary = even_spans(text.vocab_size, ranks)
     shares = {"text.embed_tokens.weight": Share(0, (vocabulary[rank],))}

@@ -2,6 +2,9 @@
 
 A *pair* is a token and one of the experts chosen for it: pair number token * chosen + n. A shared expert, which every token
 goes to, is one more expert behind the others: it is in the same grouped GEMMs, and there is no second way through the layer.
+
+Where ranks have whole experts, each some that stand together, `held` are those of this one: experts are then numbered from its
+first, and a pair of another rank's has the expert -1: it is in no list, nothing is computed for it, and no sum takes it.
 """
 
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ from sightline.ops.fp8 import BLOCK, SIDE_MULTIPLE, fp8_block_linear, fp8_linear
 
 Scores = Literal["softmax", "sigmoid"]
 Shared = Literal["none", "plain", "gated"]
+Held: TypeAlias = tuple[int, int]  # the first expert that a rank has, and how many
 Lists: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # what `group_pairs` gives
 _TINY = 1e-20  # added to a sum of weights, which sigmoids can make zero
 
@@ -34,12 +38,16 @@ def _route_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     yield {"logits": equal, "bias": None, "chosen": 6, "scores": "softmax", "scale": 1.0, "shared": "none"}
     flat = torch.zeros(16, dtype=torch.float32, device=equal.device)
     yield {"logits": equal[:2].float(), "bias": flat, "chosen": 6, "scores": "sigmoid", "scale": 1.0, "shared": "plain"}
+    for held in ((0, 3), (5, 12)):
+        logits = make.normal(33, 17)
+        yield {"logits": logits, "bias": None, "chosen": 6, "scores": "softmax", "scale": 1.0, "shared": "gated", "held": held}
 
 
 @op(examples=_route_examples, tolerances={torch.float32: Tolerance(1e-6, 1e-5), torch.bfloat16: Tolerance(1e-6, 8e-3)})
 def route_tokens(
-    logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
+    held: Held | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Which experts each token goes to, the best first, and how much each counts.
 
     logits [tokens, count], with the logit of the shared expert's gate behind them where shared is "gated"; bias [count] float32
@@ -61,6 +69,9 @@ def route_tokens(
         own = logits[:, count:].float().sigmoid() if shared == "gated" else torch.ones_like(weights[:, :1])
         experts = F.pad(experts, (0, 1), value=count)
         weights = torch.cat((weights, own), 1)
+    if held is not None:
+        experts = experts - held[0]
+        experts = torch.where((experts >= 0) & (experts < held[1]), experts, -1)
     return experts.int(), weights.to(logits.dtype).float()
 
 
@@ -73,19 +84,21 @@ def _group_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for tokens, count, chosen in ((1, 8, 2), (7, 128, 8), (300, 17, 5), (2500, 9, 3)):
         yield {"experts": _distinct(make, tokens, count, chosen), "count": count}
     yield {"experts": make.tensor([[3, 1]] * 70), "count": 5}  # all tokens to the same two
+    yield {"experts": make.tensor([[-1, 2, -1], [0, -1, 1], [-1, -1, -1]] * 50), "count": 3}  # others with another rank
 
 
 @op(examples=_group_examples, tolerances={torch.float32: EXACT})
 def group_pairs(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pairs of each expert. experts [tokens, chosen] int32, those of a token all different.
+    """The pairs of each expert. experts [tokens, chosen] int32, those of a token all different, or -1.
 
     counts [count] int32, and pairs [count, tokens] int32: the numbers of an expert's pairs in their order, then -1.
     """
     tokens, flat = len(experts), experts.flatten().long()
-    counts = torch.bincount(flat, minlength=count)
+    counts = torch.bincount(flat[flat >= 0], minlength=count)
     order = flat.argsort(stable=True)
+    order = order[flat[order] >= 0]
     owner = flat[order]
-    index = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[owner]
+    index = torch.arange(len(order), device=flat.device) - (counts.cumsum(0) - counts)[owner]
     pairs = torch.full((count, tokens), -1, dtype=torch.int32, device=flat.device)
     pairs[owner, index] = order.int()
     return counts.int(), pairs
@@ -134,8 +147,9 @@ def expert_gate_up(
 ) -> torch.Tensor:
     """silu(gate) * up of each pair, [pairs, inner] in x's dtype, where gate and up are the halves of x weight[expert]^T.
 
-    x [tokens, size], experts [tokens, chosen] int32, those of a token all different; lists: theirs by `group_pairs`, or None
-    where pairs are few (`needs_lists`). weight [count, 2 * inner, size]: in x's dtype without scales, or e4m3 with scales
+    x [tokens, size], experts [tokens, chosen] int32, those of a token all different, or -1: nobody knows what is put out for
+    these. lists: theirs by `group_pairs`, or None where pairs are few (`needs_lists`). weight [count, 2 * inner, size]: in x's
+    dtype without scales, or e4m3 with scales
     [count, rows] or [count, ceil(rows / 128), ceil(columns / 128)], float32. Then x is quantised as `fp8_linear` and
     `fp8_block_linear` quantise it.
     """
@@ -200,15 +214,21 @@ def _sum_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         outputs = make.normal(tokens, chosen, size)
         yield {"outputs": outputs, "residual": None}
         yield {"outputs": outputs, "residual": make.normal(tokens, size)}
+        experts = make.normal(tokens, chosen, dtype=torch.float32).argsort(1).int() - 2
+        yield {"outputs": outputs, "residual": None, "experts": experts.clamp(min=-1)}
 
 
 @op(examples=_sum_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-5), torch.bfloat16: Tolerance(1e-2, 1.6e-2)})
-def sum_expert_outputs(outputs: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+def sum_expert_outputs(
+    outputs: torch.Tensor, residual: torch.Tensor | None, experts: torch.Tensor | None = None
+) -> torch.Tensor:
     """The sum over a token's experts, in float32 and always in the same order. outputs [tokens, chosen, size].
 
-    [tokens, size]; with a residual of this shape, that and the sum, in its memory.
+    [tokens, size]; with a residual of this shape, that and the sum, in its memory. With experts [tokens, chosen] int32 outputs
+    of those that are -1 are left out, whatever they are.
     """
-    total = outputs.float().sum(1)
+    wide = outputs.float()
+    total = (wide if experts is None else torch.where(experts[:, :, None] >= 0, wide, 0.0)).sum(1)
     if residual is None:
         return total.to(outputs.dtype)
     return residual.copy_(residual.float() + total)

@@ -10,3 +10,4 @@ class RankInfo:
     rank: int
     size: int
     meeting: str  # a file that only these processes use
+    board: str | None = None  # likewise, for board.py

@@ -43,13 +43,15 @@ class HeadShare:
     kv_count: int
 
 
-def head_shares(heads: int, kv_heads: int, ranks: int) -> tuple[HeadShare, ...]:
+def head_shares(heads: int, kv_heads: int, ranks: int, noun: str = "heads of attention") -> tuple[HeadShare, ...]:
     """Each key head goes to a rank with all queries that share it; where ranks are more, several ranks hold the same one.
 
     8 queries over 2 keys, 4 ranks     queries 0 1 │ 2 3 │ 4 5 │ 6 7     keys 0 │ 0 │ 1 │ 1
+
+    `noun`: what the heads are, for messages.
     """
     if ranks > heads:
-        raise ConfigError(f"tensor_parallel_size is {ranks}, but the model has only {heads} heads of attention to split.")
+        raise ConfigError(f"tensor_parallel_size is {ranks}, but the model has only {heads} {noun} to split.")
     group = heads // kv_heads
     if ranks <= kv_heads:
         return tuple(HeadShare(first * group, count * group, first, count) for first, count in spans(kv_heads, ranks))

@@ -28,6 +28,7 @@ from sightline.engine.file_cache import FileCacheIndex
 from sightline.engine.messages import (
     Abort,
     Done,
+    EngineBroken,
     EngineRefused,
     Flush,
     FromEngine,
@@ -142,6 +143,7 @@ class EngineClient:
         self.begun = asyncio.Event()  # there has been a process, or there will be none
         self._deaths: deque[float] = deque()
         self._hang: str | None = None  # why the process was judged to hang
+        self._broken: str | None = None  # its last words, if it could not go on
         self._numbers = itertools.count(1)
         self._answers: dict[int, UpdateQueue] = {}
         self._replies: dict[int, asyncio.Future[None]] = {}
@@ -274,6 +276,8 @@ class EngineClient:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             if self._hang is not None:
                 how = f"hung and was killed: {self._hang}"
+            if self._broken is not None:
+                how = f"could not go on: {self._broken.removesuffix('.')}"
             now = time.monotonic()
             self._deaths.append(now)
             while now - self._deaths[0] > RESTART_WINDOW_S:
@@ -297,13 +301,15 @@ class EngineClient:
     async def _one_life(self) -> tuple[int, str | None]:
         """Runs a process until it ends. Returns its exit code, and why it refused to load, if it did."""
         refusal: list[str] = []
-        self._hang = None
+        self._hang = self._broken = None
         timeout_s = self._config.server.engine_timeout_s
         async with engine_process(self._command, timeout_s, lambda *frames: self._hear(refusal, *frames), self._gpus) as own:
             self._own, self.pid = own, own.process.pid
             self._file_index = self._new_file_index()
             server = self._config.server  # whose keys are none of its business
-            kept = ServerConfig(kept_media_mb=server.kept_media_mb, encoder_only=server.encoder_only)
+            kept = ServerConfig(
+                kept_media_mb=server.kept_media_mb, encoder_only=server.encoder_only, engine_timeout_s=server.engine_timeout_s
+            )
             self._send(Start(replace(self._config, server=kept)))
             self.begun.set()
             judge = asyncio.create_task(self._end_hang(own))
@@ -335,6 +341,8 @@ class EngineClient:
         report = decode_report(message)
         if isinstance(report, EngineRefused):
             refusal.append(report.message)
+        elif isinstance(report, EngineBroken):
+            self._broken = report.message
         elif self.state is not EngineState.HUNG:
             self._take(report, *frames)
 

@@ -20,7 +20,7 @@ from sightline.encoder.gpu_decode import GpuDecoder
 from sightline.encoder.graphs import TowerGraphs
 from sightline.encoder.patch_maker import PatchMaker
 from sightline.encoder.split_views import cut_pieces
-from sightline.encoder.vision_parallel import VisionRanks
+from sightline.encoder.vision_parallel import SharedWork, VisionRanks
 from sightline.models.model import VisionLanguageModel
 from sightline.models.patch_tower import PatchTower
 from sightline.timing import StageClock
@@ -30,7 +30,7 @@ from sightline.worker.device_timer import DeviceTimer
 from sightline.worker.out_of_memory import recover
 from sightline.worker.step_input import EncodeInput, EncodeItem, EncodeOutput, WorkerFailure
 
-Patches = list["torch.Tensor | None"]  # of each item; None: the GPU cannot decode it
+Patches = Sequence["torch.Tensor | None"] | SharedWork  # of each item; None: the GPU cannot decode it
 
 
 @dataclass
@@ -177,37 +177,46 @@ class Encodes:
             return self._make_patches(encode)
 
     def _make_patches(self, encode: _Encode) -> Patches:
-        fresh = encode.fresh
+        items, pixels = [item.distinct for item in encode.fresh], [item.pixels for item in encode.fresh]
+        if self._ranks is not None:
+            return self._ranks.prepare(items, pixels, self._maker, encode.clock)
         with self._decoding:
-            return self._maker.make([item.distinct for item in fresh], [item.pixels for item in fresh], encode.clock)
+            return self._maker.make(items, pixels, encode.clock)
 
     @torch.inference_mode()
     def _run_tower(self, encode: _Encode, patches: Patches) -> None:
-        good = [(item, made) for item, made in zip(encode.fresh, patches, strict=True) if made is not None]
-        for item, made in zip(encode.fresh, patches, strict=True):
-            if made is None:
-                encode.failed[item.key] = WorkerFailure("undecodable", f"The GPU cannot decode {item.item.ref.source}.")
+        good = encode.fresh
+        if isinstance(patches, SharedWork):
+            made: Sequence[torch.Tensor] | SharedWork = patches
+        else:
+            for item, of_item in zip(encode.fresh, patches, strict=True):
+                if of_item is None:
+                    encode.failed[item.key] = WorkerFailure("undecodable", f"The GPU cannot decode {item.item.ref.source}.")
+            good = [item for item, of_item in zip(encode.fresh, patches, strict=True) if of_item is not None]
+            made = [of_item for of_item in patches if of_item is not None]
         if good:
             encode.timer = DeviceTimer(self._device)
             with encode.timer:
-                items, groups = [item.item for item, _ in good], [item.groups for item, _ in good]
-                rows = self.encode_patches(items, [made for _, made in good], groups)
-                self._arena.store(np.concatenate([item.slots for item, _ in good]), rows)
+                rows = self.encode_patches([item.item for item in good], made, [item.groups for item in good])
+                self._arena.store(np.concatenate([item.slots for item in good]), rows)
 
     # ---- The tower
 
     def encode_patches(
-        self, items: Sequence[MediaItem], patches: Sequence[torch.Tensor], groups: Sequence[tuple[int, ...]] | None = None
+        self,
+        items: Sequence[MediaItem],
+        patches: Sequence[torch.Tensor] | SharedWork,
+        groups: Sequence[tuple[int, ...]] | None = None,
     ) -> torch.Tensor:
         """Embeddings of several items, one after another, [rows, width]; `groups` of each as in EncodeItem."""
         groups = groups or [()] * len(items)
         distinct = [item.cut_to(max(found) + 1) if found else item for item, found in zip(items, groups, strict=True)]
-        views = [view for item, made in zip(distinct, patches, strict=True) for view in split_views(item, made)]
-        grids = [grid for item in distinct for grid in item.grids]
-        if self._ranks is None:
-            rows = self._run_pieces(views, grids)
+        if isinstance(patches, SharedWork):
+            assert self._ranks is not None
+            rows = self._ranks.encode(patches, self._run_pieces, self._run_pieces_together)
         else:
-            rows = self._ranks.encode(views, grids, self._run_pieces, self._run_pieces_together)
+            views = [view for item, made in zip(distinct, patches, strict=True) for view in split_views(item, made)]
+            rows = self._run_pieces(views, [grid for item in distinct for grid in item.grids])
         rows = repeat_frames(rows, distinct, groups, self._model.vision)
         return arrange_embeddings(rows, items, self._maker.processor, self._model.vision)
 
@@ -239,13 +248,22 @@ class Encodes:
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
         made = self._make_patches(_Encode(EncodeInput(0, tuple(items)), list(items)))
-        good = [(item.item, patches) for item, patches in zip(items, made, strict=True) if patches is not None]
-        rows: list[torch.Tensor] = []
-        if good:
-            together = self.encode_patches([item for item, _ in good], [patches for _, patches in good])
-            rows = list(together.split([item.rows for item, _ in good]))
-        left = iter(rows)
-        return [None if patches is None else next(left) for patches in made]
+        if isinstance(made, SharedWork):
+            return list(self._embed(items, made))
+        rows = iter(
+            self._embed(
+                [item for item, patches in zip(items, made, strict=True) if patches is not None],
+                [patches for patches in made if patches is not None],
+            )
+        )
+        return [None if patches is None else next(rows) for patches in made]
+
+    def _embed(self, items: Sequence[EncodeItem], patches: Sequence[torch.Tensor] | SharedWork) -> tuple[torch.Tensor, ...]:
+        if not items:
+            return ()
+        rows = self.encode_patches([item.item for item in items], patches, [item.groups for item in items])
+        parts: tuple[torch.Tensor, ...] = rows.split([item.item.rows for item in items])
+        return parts
 
     # ---- What else the worker asks
 

@@ -5,9 +5,17 @@ It is connected, and tied to its engine, before torch is imported, which takes s
 
 import signal
 import sys
+import time
+from collections.abc import Callable
 
-from sightline.child_process import connection_to_parent, end_as_orphan, folder_of, watch_parent
+import zmq
+
+from sightline.child_process import connection_to_parent, end_as_orphan, folder_of, imports_advance, watch_parent
 from sightline.host_memory import keep_freed_memory
+from sightline.wire import to_frames
+from sightline.worker.messages import Advanced
+
+_TELL_S = 0.25
 
 
 def main() -> int:
@@ -17,9 +25,23 @@ def main() -> int:
     keep_freed_memory()
     watch_parent(parent, lambda: end_as_orphan(folder_of(address)))
     with connection_to_parent(address, parent) as socket:
-        from sightline.worker.process import serve
+        with imports_advance(_teller(socket)):
+            from sightline.worker.process import serve
 
         return serve(socket, parent)
+
+
+def _teller(socket: "zmq.SyncSocket") -> Callable[[], None]:
+    """Says that something advances, now and then."""
+    told, frames = 0.0, to_frames(Advanced(0, 0))
+
+    def tell() -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_S:
+            told = time.monotonic()
+            socket.send_multipart(frames)
+
+    return tell
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     """A rank cannot go on, and so none can: the others wait for what it was to say."""
 
     message: str
+    lost_rank: bool = False  # it is not to blame: another one is gone
 
 
 class GpuMemory(msgspec.Struct, frozen=True, tag="memory"):

@@ -16,6 +16,7 @@ from sightline.encoder.decoding import shared_memory
 from sightline.errors import UserError
 from sightline.host_memory import keep_from_the_collector
 from sightline.models.files import read_model_files
+from sightline.parallel.board import RankBoard
 from sightline.parallel.rank_info import RankInfo
 from sightline.timing import StageClock
 from sightline.wire import to_frames
@@ -43,16 +44,22 @@ from sightline.worker.messages import (
     WorkerRefused,
     to_worker,
 )
+from sightline.worker.out_of_memory import recover
 from sightline.worker.step_input import EncodeItem, StepOutput, WorkerFailure
 from sightline.worker.worker import Worker
 
 _MEMORY_EVERY_S = 0.5
 _IDLE_POLL_MS = 500
+_ENDS_A_RANK = ("internal", "out_of_memory", "host_memory", "rank_lost")  # what others cannot know of
 _BUSY_SLEEP_S = 50e-6  # between looks at the device and at the socket, while a step is under way
 
 
 class RankBroken(Exception):
     """This rank could not do what the others count on."""
+
+    def __init__(self, failure: WorkerFailure) -> None:
+        super().__init__(failure.message)
+        self.lost_rank = failure.kind == "rank_lost"
 
 
 class WorkerServer:
@@ -92,7 +99,7 @@ class WorkerServer:
 
     def _tell_output(self, output: StepOutput) -> None:
         if self._rank is not None and output.failure is not None:
-            raise RankBroken(output.failure.message)
+            raise RankBroken(output.failure)
         if self._rank is None or self._rank.rank == 0:
             self._send(Output(output))
 
@@ -112,7 +119,7 @@ class WorkerServer:
         while self._worker.busy and self._worker.ready:
             self._tell_output(self._worker.collect())
         for output in self._worker.encodes.poll():
-            broken = [one.message for one in output.failed.values() if one.kind in ("internal", "out_of_memory")]
+            broken = [one for one in output.failed.values() if one.kind in _ENDS_A_RANK]
             if self._rank is not None and broken:
                 raise RankBroken(broken[0])
             self._send(Encoded(output))
@@ -127,6 +134,8 @@ def load(message: Load, send: Callable[[FromWorker], None]) -> Worker:
     with clock.stage("files"):
         files = read_model_files(message.config.model, message.config.media)
     rank = message.rank
+    if rank is not None and rank.board is not None:
+        RankBoard(rank.board, rank.size).start_beating(rank.rank)
     worker, facts = load_worker(message.config, files, lambda done, total: send(Advanced(done, total)), clock, rank)
     keep_from_the_collector()
     send(Loaded(facts, clock.seconds))
@@ -149,7 +158,9 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
         return 1
     except Exception as error:
         if first.rank is not None:
-            send(Broken(f"{type(error).__name__}: {error}"))
+            failure = WorkerFailure.of(recover(error))
+            send(Broken(failure.message, failure.kind == "rank_lost"))
+            return 1
         raise
     server = WorkerServer(worker, send, parent, first.rank)
     try:
@@ -163,7 +174,13 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
             if server.busy:
                 time.sleep(_BUSY_SLEEP_S)
     except RankBroken as error:
-        send(Broken(str(error)))
+        send(Broken(str(error), error.lost_rank))
+        return 1
+    except Exception as error:
+        if first.rank is None:
+            raise
+        failure = WorkerFailure.of(recover(error))
+        send(Broken(failure.message, failure.kind == "rank_lost"))
         return 1
     finally:
         worker.close()

@@ -33,7 +33,8 @@ class Ranks:
             raise ConfigError(
                 f"vision_parallel is {config.vision_parallel!r}, but the tower of the family {spec.family} takes only 'data'."
             )
-        shard = shard_model(spec, rank.rank, rank.size, split_tower=config.vision_parallel == "tensor")
+        split = config.vision_parallel == "tensor"
+        shard = shard_model(spec, rank.rank, rank.size, split, whole_experts=config.expert_parallel)
         steps = Group.join(rank, device)
         return cls(steps, steps.another(), shard)
 

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.errors import HostMemoryError, MediaError, MissingMediaError, OutOfMemoryError, WorkerError
+from sightline.errors import HostMemoryError, MediaError, MissingMediaError, OutOfMemoryError, RankLost, WorkerError
 from sightline.sampling_params import ResolvedSampling
 from sightline.types import MediaItem
 
@@ -30,7 +30,7 @@ class WorkerFailure:
     """An exception as data."""
 
     # undecodable: the GPU cannot decode it, the CPU may; unsaved: host memory does not have what was to be restored
-    kind: Literal["media", "missing_media", "undecodable", "unsaved", "out_of_memory", "host_memory", "internal"]
+    kind: Literal["media", "missing_media", "undecodable", "unsaved", "out_of_memory", "host_memory", "rank_lost", "internal"]
     message: str
 
     @classmethod
@@ -43,6 +43,8 @@ class WorkerFailure:
             return cls("media", str(error))
         if isinstance(error, OutOfMemoryError):
             return cls("out_of_memory", str(error))
+        if isinstance(error, RankLost):
+            return cls("rank_lost", str(error))
         return cls("internal", f"{type(error).__name__}: {error}")
 
     def error(self) -> Exception:

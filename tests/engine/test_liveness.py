@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sightline.child_process import imports_advance
 from sightline.engine import liveness as module
-from sightline.engine.liveness import Liveness, LoadClock, imports_advance, start_heartbeat
+from sightline.engine.liveness import Liveness, LoadClock, start_heartbeat
 from sightline.engine.messages import IDLE, Heartbeat, decode_heartbeat
 
 
@@ -55,7 +56,7 @@ def test_imports_advance(clock: list[float], tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     liveness, finders = Liveness("load: imports"), list(sys.meta_path)
     clock[0] = 7.0
-    with imports_advance(liveness):
+    with imports_advance(liveness.touch):
         importlib.import_module("a_module_of_this_test")
     assert liveness.state() == ("load: imports", 0.0)
     assert sys.meta_path == finders

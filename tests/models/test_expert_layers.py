@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from sightline.config import Config, EngineConfig, MediaConfig, ModelConfig
+from sightline.errors import ConfigError
 from sightline.llm import LLM
 from sightline.models.experts import Experts, Router
+from sightline.models.sharding import spread_experts
 from sightline.ops.experts import route_tokens
 from sightline.ops.triton.experts import choose_tile, row_tiles
 from sightline.spec import ExpertsSpec
@@ -142,3 +144,30 @@ def test_dummy_weights_that_spread_tokens(tiny_checkpoints: dict[str, Path]) -> 
         even = 512 * spec.chosen / spec.count
         assert counts.min() > 0.75 * even and counts.max() < 1.25 * even
     assert not torch.equal(chosen[0], chosen[1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+@pytest.mark.parametrize(("scores", "shared"), KINDS)
+def test_ranks_with_whole_experts_add_up_to_the_layer(scores: str, shared: str, ranks: int) -> None:
+    """Few tokens, of which some ranks have none of the experts, and many. Red when an expert is with two ranks or with none, or
+    when what was never computed for a pair of another rank gets into a sum."""
+    spec = ExpertsSpec(7, 2, 32, scores, 1.0, shared)  # type: ignore[arg-type]
+    layer, parts = random_experts(spec, 32), []
+    for rank in range(ranks):
+        shard = spread_experts(spec, rank, ranks, 1)
+        part, (first, held) = Experts(shard.spec, 32).requires_grad_(False), shard.spec.held
+        for parameter, whole in zip(part.router.parameters(), layer.router.parameters(), strict=True):
+            parameter.data = whole
+        for matrices, of_layer in ((part.gate_up, layer.gate_up), (part.down, layer.down)):
+            assert matrices.weight.shape[0] == held
+            matrices.weight.data = of_layer.weight[first : first + held].clone()
+        parts.append(part)
+    for tokens in (1, 2, 40):
+        x = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(tokens))
+        found = torch.stack([part(x) for part in parts]).sum(0)
+        torch.testing.assert_close(found, layer(x), atol=1e-5, rtol=1e-4)
+
+
+def test_more_ranks_than_experts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 9, but there are only 8 experts to spread"):
+        spread_experts(ExpertsSpec(7, 2, 32, shared_expert="plain"), 0, 9, 1)

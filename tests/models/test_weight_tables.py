@@ -69,6 +69,16 @@ def test_a_table_with_two_of_one_name_cannot_be_built() -> None:
         table.stored()
 
 
+@pytest.mark.parametrize("family", NAMES)
+def test_ranks_have_the_halves(tiny_checkpoints: dict[str, Path], tmp_path: Path, family: str) -> None:
+    """What `half_of` says by hand is what the package gives the first and the second of two ranks, 8-bit floats or not."""
+    spec = read_model_spec(with_two_keys(tiny_checkpoints[family], family, tmp_path))
+    for rank in (0, 1):
+        found, right = shard_model(spec, rank, 2), half_of(rank, spec)
+        assert found.spec == right.spec
+        assert found.shares == right.shares
+
+
 def _half_net(spec: DeltaNetSpec, rank: int, ranks: int, unit: int) -> PartShard:
     return PartShard(dataclasses.replace(spec, key_heads=spec.key_heads // 2, value_heads=spec.value_heads // 2), {})
 

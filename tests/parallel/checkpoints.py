@@ -21,19 +21,39 @@ HEADS: dict[str, dict[str, dict[str, Any]]] = {
         "vision_config": {"num_heads": 4},
     },
     "qwen3-vl-moe": {"text_config": {"num_attention_heads": 6, "num_key_value_heads": 3}, "vision_config": {"num_heads": 4}},
+    "qwen3.5": {
+        "text_config": {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 6,
+        },
+        "vision_config": {"num_heads": 4},
+    },
+    "qwen3.5-moe": {
+        "text_config": {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+        },
+        "vision_config": {"num_heads": 4},
+    },
     "glm-4.6v": {"text_config": {"num_attention_heads": 4, "num_key_value_heads": 1}, "vision_config": {"num_heads": 4}},
     "glm-4.1v": {"text_config": {"num_attention_heads": 4, "num_key_value_heads": 1}, "vision_config": {"num_heads": 4}},
 }
 
 
-def many_heads(folder: Path, family: str, heads: dict[str, dict[str, Any]] | None = None) -> Path:
-    """With `heads`, those."""
+def many_heads(folder: Path, family: str, heads: dict[str, dict[str, Any]] | None = None, weights: bool = True) -> Path:
+    """With `heads`, those. Without `weights`, config.json and the like alone."""
     create_checkpoint(folder, family, "tiny", dtype=torch.float32, weights=False)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     for part, fields in (heads or HEADS[family]).items():
         config[part] |= fields
     path.write_text(json.dumps(config))
+    if not weights:
+        return folder
     table = family_named(family).weight_table(read_model_spec(folder))
     _write_weights(folder, table, torch.float32, 3, SHARD_BYTES)
     return folder

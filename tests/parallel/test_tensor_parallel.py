@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from sightline.errors import ConfigError
 from sightline.timing import StageClock
 from sightline.types import Request, StructuredOutput
 
-IN_CI = ("qwen3-vl", 2)
+IN_CI = (("qwen3-vl", 2), ("qwen3.5", 2))
 MODES = {2: "auto", 3: "sequence", 4: "tensor"}
 
 
-def started(folder: Path, ranks: int, **settings: Any) -> Driver:
+def started(folder: Path, ranks: int, longest: int | None = None, **settings: Any) -> Driver:
+    """`longest`: tokens of a sequence."""
     config = config_of(folder, tensor_parallel_size=ranks, **settings)
+    if longest is not None:
+        config = replace(config, model=replace(config.model, max_model_len=longest))
     executor = ProcessExecutor(config, None, StageClock())
-    return Driver(make_engine(executor, loaded(folder).tokenizer, config.engine, loaded(folder).max_model_len))
+    return Driver(make_engine(executor, loaded(folder).tokenizer, config.engine, longest or loaded(folder).max_model_len))
 
 
 def requests_of(folder: Path) -> list[Request]:
@@ -40,8 +44,8 @@ def requests_of(folder: Path) -> list[Request]:
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
-        ("qwen3-vl", 2),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(HEADS, MODES) if case != ("qwen3-vl", 2)),
+        *IN_CI,
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(HEADS, MODES) if case not in IN_CI),
     ],
 )
 def test_ranks_answer_as_one(tmp_path: Path, family: str, ranks: int) -> None:

@@ -68,7 +68,7 @@ def on_one_rank(group: Group, folder: Path, mode: Any) -> tuple[list[np.ndarray]
             found.append(run(views, grids).numpy())
         else:
             ranks = VisionRanks(group, mode, tower, TowerCosts.of(tower.spec), LINK)
-            found.append(ranks.encode(views, grids, run, run_together).numpy())
+            found.append(ranks.encode(ranks.share(views, grids), run, run_together).numpy())
         sent.append(Counter(group.sent))
     return found, sent
 

@@ -3,6 +3,7 @@
 import contextlib
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@contextlib.contextmanager
+def sturdy_server(folder: Path) -> Iterator[RunningServer]:
     """A server with narrow limits, to be maltreated. It must be as good as new after each test."""
     flags = (
         "--header-timeout-s 4 --body-timeout-s 4 --read-timeout-s 2 --max-request-mb 2 --max-inflight-mb 6 "
@@ -27,7 +28,13 @@ def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (250, most))  # as on machines with a low limit: it is expected to raise it
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(running(tmp_path_factory.mktemp("sturdy"), *flags.split()))
+            made = stack.enter_context(running(folder, *flags.split()))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+        yield made
+
+
+@pytest.fixture(scope="session")
+def sturdy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with sturdy_server(tmp_path_factory.mktemp("sturdy")) as made:
         yield made

@@ -20,6 +20,7 @@ from device import DEVICE
 MODEL = "sightline-embedded"
 ADMIN = "the-admin-key"
 SERVE = ("-m", "sightline.cli.main", "serve")
+MORE_FLAGS: list[str] = []  # of every server, while a module of tests says so
 PATIENCE_S = 60.0  # generous: machines that run tests are slow and busy
 
 
@@ -29,7 +30,7 @@ class RunningServer:
         own = ["--port", "0", "--admin-api-key", ADMIN, "--device", DEVICE]
         if DEVICE != "cpu":  # several share it
             own += ["--kv-cache-gb", "0.5", "--embedding-cache-gb", "0.1"]
-        command = [sys.executable, *program, *own, *flags]
+        command = [sys.executable, *program, *own, *MORE_FLAGS, *flags]
         self.temporary = folder / "tmp"  # nobody else's temporary files are in it
         self.temporary.mkdir(exist_ok=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}

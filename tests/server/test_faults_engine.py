@@ -29,11 +29,17 @@ ENDLESS = {**QUESTION, "max_tokens": 3000, "min_tokens": 3000, "ignore_eos": Fal
 STREAMS, WAITING = 4, 3
 
 
-@pytest.fixture(scope="module")
-def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@contextlib.contextmanager
+def fragile_server(folder: Path, *others: str) -> Iterator[RunningServer]:
     flags = "--max-restarts 9 --restart-backoff-s 1 --kv-cache-gb 0.1 --embedding-cache-gb 0.05 --request-timeout-s 60"
     more = f"--max-num-seqs {STREAMS} --allow-private-media --allowed-media-ports"
-    with running(tmp_path_factory.mktemp("fragile"), *flags.split(), *more.split()) as made:
+    with running(folder, *flags.split(), *more.split(), *others) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with fragile_server(tmp_path_factory.mktemp("fragile")) as made:
         yield made
 
 

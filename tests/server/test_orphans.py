@@ -23,7 +23,7 @@ from PIL import Image
 
 from device import DEVICE
 from server import odd_server
-from server.running import SERVE, process_exists, wait_for
+from server.running import MORE_FLAGS, SERVE, process_exists, wait_for
 from server.watch import descendants
 
 LIMIT_S = 5.0
@@ -96,7 +96,7 @@ def starting(folder: Path, *program: str) -> Iterator[Starting]:
     temporary, errors = folder / "tmp", folder / "stderr"
     temporary.mkdir(parents=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    command = [sys.executable, *program, "--port", "0", "--device", DEVICE, "--kv-cache-gb", "0.1"]
+    command = [sys.executable, *program, "--port", "0", "--device", DEVICE, "--kv-cache-gb", "0.1", *MORE_FLAGS]
     with errors.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, stdin=subprocess.DEVNULL)
     server = Starting(process, temporary, errors)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from sightline.ops.experts import (
+    Held,
     Lists,
     Scores,
     Shared,
@@ -51,7 +52,7 @@ _SUMMED = 1024  # columns of a program of _sum
 def _route(
     logits, bias, experts, weights, tokens, scale, COUNT: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
     SHARED: tl.constexpr, GATED: tl.constexpr, LOWEST: tl.constexpr, ROWS: tl.constexpr, COUNT_PADDED: tl.constexpr,
-    CHOSEN_PADDED: tl.constexpr, PDL: tl.constexpr,
+    CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_dependencies(PDL)
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -85,6 +86,8 @@ def _route(
             own = 1.0 / (1.0 + tl.exp(-tl.load(row + COUNT, mask=there, other=0.0).to(tl.float32)))
         best = tl.where(rank[None, :] == CHOSEN, COUNT, best)
         value = tl.where(rank[None, :] == CHOSEN, own, value)
+    if HELD:
+        best = tl.where((best >= FIRST) & (best < FIRST + HELD), best - FIRST, -1)
     offset = token[:, None] * (CHOSEN + SHARED) + rank[None, :]
     inside = there & (rank[None, :] < CHOSEN + SHARED)
     tl.store(experts + offset, best, mask=inside)
@@ -92,24 +95,27 @@ def _route(
 
 
 def _can_route(
-    logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared
-) -> bool:
+    logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
+    held: Held | None = None,
+) -> bool:  # fmt: skip
     return runs_here(logits) and logits.is_contiguous() and logits.numel() > 0 and (bias is None) == (scores == "softmax")
 
 
 @route_tokens.kernel("triton", when=_can_route, graph_safe=True)
 def route_tokens_triton(
-    logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
+    held: Held | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tokens, count = len(logits), logits.shape[1] - (shared == "gated")
     columns = chosen + (shared != "none")
     experts = torch.empty(tokens, columns, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, columns, dtype=torch.float32, device=logits.device)
+    first, own = held or (0, 0)
     rows, warps = (1, 1) if tokens <= _FEW_TOKENS else (8, 4)
     _route[(triton.cdiv(tokens, rows),)](
         logits, logits if bias is None else bias, experts, weights, tokens, scale, count, chosen, scores == "sigmoid",
         int(shared != "none"), int(shared == "gated"), _LOWEST, rows, next_power_of_2(count), next_power_of_2(columns),
-        num_warps=warps, **dependent_launch(tokens, logits.device),
+        first, own, num_warps=warps, **dependent_launch(tokens, logits.device),
     )  # fmt: skip
     return experts, weights
 
@@ -224,6 +230,8 @@ def _product(
         pair = tl.load(pairs + expert.to(tl.int64) * tokens + offset, mask=inside, other=0)
     else:
         expert = tl.load(experts + tile)
+        if expert < 0:
+            return
         inside = tl.arange(0, ROWS) == 0
         pair = tl.zeros((ROWS,), tl.int32) + tile
     source = ((pair // CHOSEN) if FIRST else pair).to(tl.int64)
@@ -327,29 +335,37 @@ def expert_down_triton(
 
 
 @triton.jit
-def _sum(outputs, residual, out, CHOSEN: tl.constexpr, SIZE: tl.constexpr, ADDS: tl.constexpr, COLUMNS: tl.constexpr,
-         PDL: tl.constexpr):  # fmt: skip
+def _sum(outputs, residual, experts, out, CHOSEN: tl.constexpr, SIZE: tl.constexpr, ADDS: tl.constexpr,
+         SOME: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     wait_for_dependencies(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < SIZE
     total = tl.zeros((COLUMNS,), tl.float32)
     for rank in tl.static_range(CHOSEN):
-        total += tl.load(outputs + (token * CHOSEN + rank) * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+        there = inside
+        if SOME:
+            there = inside & (tl.load(experts + token * CHOSEN + rank) >= 0)
+        total += tl.load(outputs + (token * CHOSEN + rank) * SIZE + column, mask=there, other=0.0).to(tl.float32)
     if ADDS:
         total += tl.load(residual + token * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-def _can_sum(outputs: torch.Tensor, residual: torch.Tensor | None) -> bool:
-    contiguous = outputs.is_contiguous() and (residual is None or residual.is_contiguous())
+def _can_sum(outputs: torch.Tensor, residual: torch.Tensor | None, experts: torch.Tensor | None = None) -> bool:
+    contiguous = all(tensor is None or tensor.is_contiguous() for tensor in (outputs, residual, experts))
     return runs_here(outputs) and contiguous and outputs.numel() > 0
 
 
 @sum_expert_outputs.kernel("triton", when=_can_sum, graph_safe=True)
-def sum_expert_outputs_triton(outputs: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+def sum_expert_outputs_triton(
+    outputs: torch.Tensor, residual: torch.Tensor | None, experts: torch.Tensor | None = None
+) -> torch.Tensor:
     tokens, chosen, size = outputs.shape
     out = outputs.new_empty(tokens, size) if residual is None else residual
     grid = (tokens, triton.cdiv(size, _SUMMED))
-    _sum[grid](outputs, out, out, chosen, size, residual is not None, _SUMMED, **dependent_launch(tokens, outputs.device))
+    _sum[grid](
+        outputs, out, out if experts is None else experts, out, chosen, size, residual is not None, experts is not None,
+        _SUMMED, **dependent_launch(tokens, outputs.device),
+    )  # fmt: skip
     return out

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline.models.families.qwen3_5.config import read_spec
+from sightline.models.families.qwen3_5.sharding import shard_delta_net
 from sightline.models.families.qwen3_5.sizes import PREPROCESSOR, SIZES, SPECIAL_TOKENS, VIDEO_PREPROCESSOR
 from sightline.models.families.qwen3_5.spec import DeltaNetSpec
 from sightline.models.families.qwen3_5.weights import weights
@@ -31,6 +32,7 @@ FAMILY = Family(
     read_processor=read_processor,
     weight_table=weights,
     modules=modules,
+    shards={DeltaNetSpec: shard_delta_net},
     sizes=SIZES,
     preprocessor=PREPROCESSOR,
     video_preprocessor=VIDEO_PREPROCESSOR,
