@@ -69,7 +69,8 @@ def answer_routes(context: ServerContext) -> list[Route]:
 
 
 def other_routes(context: ServerContext, metrics: Metrics, docs: bytes) -> list[Route]:
-    return [*operation_routes(context), metrics_route(metrics, context.engine), *page_routes(docs)]
+    pages = page_routes(docs, not context.config.model.model, context.files.spec.family)
+    return [*operation_routes(context), metrics_route(metrics, context.engine), *pages]
 
 
 def _straight_to(routes: Mapping[str, ASGIApp], app: ASGIApp) -> ASGIApp:

@@ -19,6 +19,7 @@ _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
+    "txt": "text/plain; charset=utf-8",
     "svg": "image/svg+xml",
     "png": "image/png",
     "jpg": "image/jpeg",
@@ -26,6 +27,7 @@ _TYPES = {
     "mp4": "video/mp4",
     "json": "application/json",
 }
+_IN_PIXELS = ("qwen2.5-vl",)  # families that write boxes and points in pixels of the resized image
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -47,8 +49,10 @@ _HEADERS = {
 }
 
 
-def page_routes(docs: bytes) -> list[Route]:
-    """`docs` is the page at `/docs`."""
+def page_routes(docs: bytes, embedded: bool, family: str) -> list[Route]:
+    """`docs` is the page at `/docs`; `embedded` says that the model is the one that comes with the package."""
+    about = {"embedded": embedded, "coordinates": "pixels" if family in _IN_PIXELS else "thousandths"}
+    known = _File(msgspec.json.encode(about), "json")
     described = _File(docs, "html")
     page = _files(resources.files("sightline.server") / "playground")
     demo = resources.files("sightline.data") / "demo"
@@ -57,6 +61,7 @@ def page_routes(docs: bytes) -> list[Route]:
     return [
         Route("/", _serve(lambda request: page["index.html"]), methods=["GET"]),
         Route("/docs", _serve(lambda request: described), methods=["GET"]),
+        Route("/playground/about", _serve(lambda request: known), methods=["GET"]),
         Route("/playground/samples", _serve(lambda request: index), methods=["GET"]),
         Route("/playground/samples/{name}", _serve(lambda request: samples[request.path_params["name"]]), methods=["GET"]),
         Route("/playground/{name}", _serve(lambda request: page[request.path_params["name"]]), methods=["GET"]),
