@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sightline import __version__
+from sightline.models.registry import family_named
 from sightline.server.admission import ClientGone
 from sightline.server.browsers import guarded
 from sightline.server.chat import ChatEndpoint
@@ -69,7 +70,7 @@ def answer_routes(context: ServerContext) -> list[Route]:
 
 
 def other_routes(context: ServerContext, metrics: Metrics, docs: bytes) -> list[Route]:
-    pages = page_routes(docs, not context.config.model.model, context.files.spec.family)
+    pages = page_routes(docs, not context.config.model.model, family_named(context.files.spec.family).coordinates)
     return [*operation_routes(context), metrics_route(metrics, context.engine), *pages]
 
 

@@ -27,7 +27,6 @@ _TYPES = {
     "mp4": "video/mp4",
     "json": "application/json",
 }
-_IN_PIXELS = ("qwen2.5-vl",)  # families that write boxes and points in pixels of the resized image
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -49,9 +48,10 @@ _HEADERS = {
 }
 
 
-def page_routes(docs: bytes, embedded: bool, family: str) -> list[Route]:
-    """`docs` is the page at `/docs`; `embedded` says that the model is the one that comes with the package."""
-    about = {"embedded": embedded, "coordinates": "pixels" if family in _IN_PIXELS else "thousandths"}
+def page_routes(docs: bytes, embedded: bool, coordinates: str) -> list[Route]:
+    """`docs` is the page at `/docs`; `embedded` says that the model is the one that comes with the package, `coordinates`
+    how it writes boxes and points (models/family.py)."""
+    about = {"embedded": embedded, "coordinates": coordinates}
     known = _File(msgspec.json.encode(about), "json")
     described = _File(docs, "html")
     page = _files(resources.files("sightline.server") / "playground")
