@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "training/*.md", "examples/*.md", "sightline/data/**/*.md")
 SETTINGS = """Flags of `sightline serve`, `ask` and `eval`, options of a `--config` file, and, with underscores, keyword
 arguments of `LLM` (but those of `ServerConfig`). A switch has a second form that begins with `--no-`."""
-LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"(?:\]\(|src=\")([^)\s#\"]+)(?:#[^)]*)?[)\"]")
 
 
 def linked(page: Path) -> set[Path]:

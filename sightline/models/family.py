@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.models.fields import Fields
 from sightline.models.hf_config import finish_processor
@@ -57,6 +57,8 @@ class Family:
     chat_template: Path
     # Where families share a model_type: as in the files of this one's processor. None takes what no other family names.
     processor_class: str | None = None
+    # How it writes boxes and points: in thousandths of the image's sides, or in pixels of the image as the tower sees it.
+    coordinates: Literal["thousandths", "pixels"] = "thousandths"
     # How its checkpoints may store experts, the published way first. Empty: it has none.
     expert_layouts: tuple[ExpertLayout, ...] = ()
     # Modules of its own for mixers and MLPs, by the type of their specs. Called where a model is made: it may import torch.

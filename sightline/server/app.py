@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sightline import __version__
+from sightline.models.registry import family_named
 from sightline.server.admission import ClientGone
 from sightline.server.browsers import guarded
 from sightline.server.chat import ChatEndpoint
@@ -74,7 +75,8 @@ def answer_routes(context: ServerContext) -> list[Route]:
 
 
 def other_routes(context: ServerContext, metrics: Metrics, docs: bytes) -> list[Route]:
-    return [*operation_routes(context), metrics_route(metrics, context.engine), *page_routes(docs)]
+    pages = page_routes(docs, not context.config.model.model, family_named(context.files.spec.family).coordinates)
+    return [*operation_routes(context), metrics_route(metrics, context.engine), *pages]
 
 
 def _straight_to(routes: Mapping[str, ASGIApp], app: ASGIApp) -> ASGIApp:

@@ -19,6 +19,7 @@ _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
+    "txt": "text/plain; charset=utf-8",
     "svg": "image/svg+xml",
     "png": "image/png",
     "jpg": "image/jpeg",
@@ -47,8 +48,11 @@ _HEADERS = {
 }
 
 
-def page_routes(docs: bytes) -> list[Route]:
-    """`docs` is the page at `/docs`."""
+def page_routes(docs: bytes, embedded: bool, coordinates: str) -> list[Route]:
+    """`docs` is the page at `/docs`; `embedded` says that the model is the one that comes with the package, `coordinates`
+    how it writes boxes and points (models/family.py)."""
+    about = {"embedded": embedded, "coordinates": coordinates}
+    known = _File(msgspec.json.encode(about), "json")
     described = _File(docs, "html")
     page = _files(resources.files("sightline.server") / "playground")
     demo = resources.files("sightline.data") / "demo"
@@ -57,6 +61,7 @@ def page_routes(docs: bytes) -> list[Route]:
     return [
         Route("/", _serve(lambda request: page["index.html"]), methods=["GET"]),
         Route("/docs", _serve(lambda request: described), methods=["GET"]),
+        Route("/playground/about", _serve(lambda request: known), methods=["GET"]),
         Route("/playground/samples", _serve(lambda request: index), methods=["GET"]),
         Route("/playground/samples/{name}", _serve(lambda request: samples[request.path_params["name"]]), methods=["GET"]),
         Route("/playground/{name}", _serve(lambda request: page[request.path_params["name"]]), methods=["GET"]),

@@ -28,7 +28,8 @@ FEW, MANY = 20, 200  # examples of each field
 TRANSLATED = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")  # most of their fields are those of a chat
 FORMS = set(Formed.__struct_fields__) - set(Sampling.__struct_fields__)  # compiled in processes of their own
 DESCRIBED = openapi(with_keys=False)
-PAGES = ("/", "/docs", "/metrics", "/playground/samples", "/playground/samples/{name}", "/playground/{name}", "/v1/embeddings")
+PLAYGROUND = ("/playground/about", "/playground/samples", "/playground/samples/{name}", "/playground/{name}")
+PAGES = ("/", "/docs", "/metrics", *PLAYGROUND, "/v1/embeddings")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
 
 

@@ -36,10 +36,20 @@ def test_every_file_that_the_page_names_is_there(server: RunningServer) -> None:
         assert path.startswith("/playground/") and response.status_code == 200, path
         if path.endswith(".js"):
             assert response.headers["content-type"].startswith("text/javascript")
-            waiting |= {f"/playground/{name}" for name in re.findall(r'from "\./([\w.]+)"', response.text)} - seen
+            waiting |= {f"/playground/{name}" for name in re.findall(r'(?:from|import) "\./([\w.]+)"', response.text)} - seen
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", response.text), path
-        assert "http://" not in response.text.replace("http://www.w3.org/2000/svg", "") and "https://" not in response.text
-    assert len(seen) >= 9
+        plain = re.sub(r"http://www\.w3\.org/(2000/svg|1998/Math/MathML)", "", response.text)  # names of kinds of elements
+        assert "http://" not in plain and "https://" not in plain
+    assert len(seen) >= 13
+
+
+def test_what_is_from_others_comes_with_its_licence(server: RunningServer) -> None:
+    assert "katex" in server.http.get("/playground/katex.js").text
+    assert server.http.get("/playground/katex.LICENSE.txt").text.startswith("The MIT License (MIT)")
+
+
+def test_the_page_is_told_what_kind_of_model_answers(server: RunningServer) -> None:
+    assert server.http.get("/playground/about").json() == {"embedded": True, "coordinates": "thousandths"}
 
 
 def test_samples_are_those_of_the_demo_without_answers(server: RunningServer) -> None:

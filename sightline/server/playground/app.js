@@ -1,7 +1,7 @@
 // The page: attachments, the conversation, and what happens when somebody asks.
 
 import { ask, engineState, getJson, Problem } from "./api.js";
-import { asFrames, contentPart, forget, preview, readMedium } from "./media.js";
+import { asFrames, contentPart, forget, preview, readMedium, refusal, withNames } from "./media.js";
 import { setUpSamples } from "./samples.js";
 import { askForKey, sampling, settingsAreSound, setUpSettings, systemPrompt } from "./settings.js";
 import { Turn } from "./turn.js";
@@ -13,17 +13,24 @@ let model = null; // its name, once known
 let attached = [];
 let turns = [];
 let asking = null; // an AbortController while an answer comes
+let editing = null; // the turn whose question is in the composer again
+let coordinates = "thousandths"; // of boxes and points in answers
 
 // ---- Attachments
 
 async function attach(files) {
+  const refused = [];
   for (const file of files) {
     try {
-      attached.push(await readMedium(file));
+      const reason = refusal(file);
+      if (reason) refused.push(reason);
+      else attached.push(await readMedium(file));
     } catch (error) {
-      at("status").querySelector("span").textContent = error.message;
+      refused.push(error.message);
     }
   }
+  at("refused").textContent = refused.join(" ");
+  at("refused").hidden = !refused.length;
   showAttached();
   question.focus();
 }
@@ -134,10 +141,10 @@ async function answer(turn) {
       usage = event.usage ?? usage;
       metadata = event.metadata ?? metadata;
     }
-    turn.end(usage, metadata);
+    turn.end(usage, metadata, coordinates, sampling().mm_processor_kwargs?.max_pixels);
   } catch (error) {
     if (error.name === "AbortError") turn.stopped();
-    else turn.fail(error instanceof Problem ? error : new Problem(0, String(error)));
+    else turn.fail(error instanceof Problem ? error : new Problem(0, String(error)), (message) => withNames(message, sent(turn)));
     if (error.status === 401) askForKey();
   } finally {
     if (asking === own) asking = null;
@@ -146,9 +153,15 @@ async function answer(turn) {
   }
 }
 
+/** All media that go along with a turn's question. */
+function sent(turn) {
+  return turns.slice(0, turns.indexOf(turn) + 1).flatMap(({ media }) => media);
+}
+
 function addTurn(text, media) {
-  const turn = new Turn(text, media);
+  const turn = new Turn(text, media, turns.at(-1)?.image);
   turn.onRetry(() => answer(turn));
+  turn.onEdit(() => edit(turn));
   turns.at(-1)?.fold();
   turns.push(turn);
   at("turns").append(turn.element);
@@ -156,12 +169,53 @@ function addTurn(text, media) {
   return turn;
 }
 
+// ---- A question that is asked anew
+
+/** Puts a question and its media into the composer. Nothing is forgotten until it is asked. */
+function edit(turn) {
+  if (asking) return;
+  editing = turn;
+  question.value = turn.question;
+  attached = turn.media.flatMap((medium) => medium.images ?? [medium]);
+  const frames = turn.media.find((medium) => medium.kind === "frames");
+  at("frames").checked = Boolean(frames);
+  if (frames) at("frames-fps").value = frames.fps;
+  showAttached();
+  fit();
+  showState();
+  question.focus();
+}
+
+function stopEditing() {
+  editing = null;
+  attached = [];
+  question.value = "";
+  at("frames").checked = false;
+  showAttached();
+  fit();
+  showState();
+  question.focus();
+}
+
+/** Takes the question that is asked anew off the page, and all that follows it; media that are asked about again stay. */
+function replaceEdited(kept) {
+  if (!editing) return;
+  const stay = new Set(kept.flatMap((medium) => medium.images ?? [medium]));
+  for (const turn of turns.splice(turns.indexOf(editing))) {
+    turn.element.remove();
+    turn.media.flatMap((medium) => medium.images ?? [medium]).filter((medium) => !stay.has(medium)).forEach(forget);
+  }
+  editing = null;
+}
+
 function submit() {
   const text = question.value.trim();
   if (asking || (!text && !attached.length) || !settingsAreSound()) return;
   if (images().length > 1 && at("frames").checked && !at("frames-fps").reportValidity()) return;
   question.value = "";
-  const turn = addTurn(text, takeAttached());
+  const media = takeAttached();
+  replaceEdited(media);
+  const turn = addTurn(text, media);
   fit();
   showState();
   answer(turn);
@@ -172,6 +226,7 @@ function startAgain() {
   asking = null;
   for (const turn of turns) turn.media.forEach(forget);
   turns = [];
+  if (editing) stopEditing();
   at("turns").replaceChildren();
   at("welcome").hidden = false;
   showState();
@@ -184,6 +239,8 @@ function showState() {
   at("ask").hidden = Boolean(asking);
   at("stop").hidden = !asking;
   at("ask").disabled = !question.value.trim() && !attached.length;
+  at("editing").hidden = !editing;
+  at("see-samples").hidden = !turns.length;
 }
 
 let following = true; // whether the end is kept in view: until somebody scrolls up to read
@@ -236,6 +293,13 @@ async function findModel() {
   document.title = `${model} · Sightline playground`;
 }
 
+/** What kind of model it is: the one that comes with the package knows little, and families write coordinates in their own ways. */
+async function learn() {
+  const about = await getJson("/playground/about");
+  coordinates = about.coordinates;
+  at("embedded").hidden = !about.embedded;
+}
+
 async function greet() {
   try {
     await findModel();
@@ -262,8 +326,12 @@ function setUpComposer() {
   });
   at("stop").addEventListener("click", () => asking?.abort());
   at("new").addEventListener("click", startAgain);
+  at("see-samples").addEventListener("click", startAgain);
+  at("stop-editing").addEventListener("click", stopEditing);
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") asking?.abort();
+    if (event.key !== "Escape") return;
+    if (asking) asking.abort();
+    else if (editing) stopEditing();
   });
 }
 
@@ -275,6 +343,7 @@ showState();
 question.focus();
 watch();
 greet();
+learn().catch(() => {});
 setUpSamples(at("samples"), (text, media) => {
   if (!asking) answer(addTurn(text, media));
 }).catch(() => { at("samples-title").hidden = true; });

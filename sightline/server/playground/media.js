@@ -1,10 +1,27 @@
 // Images, clips and PDFs: read from files, shown as thumbnails, put into messages.
 
+const FILES = /\.(pdf|jpe?g|png|webp|gif|bmp|tiff?|ppm|avif|jp2|j2k)$/i;
 const CLIPS = /\.(mkv|avi|mp4|mov|webm|m4v|mpe?g)$/i;
 
 function kindOf(file) {
   if (file.type === "application/pdf" || /\.pdf$/i.test(file.name)) return "file";
   return file.type.startsWith("video/") || CLIPS.test(file.name) ? "video" : "image";
+}
+
+/** Why a file cannot be asked about, in a sentence that names it; "" if it can. */
+export function refusal(file) {
+  const known = /^(image|video)\//.test(file.type) || file.type === "application/pdf" || CLIPS.test(file.name) || FILES.test(file.name);
+  if (!known) return `${file.name} is neither an image, a clip nor a PDF.`;
+  return file.size ? "" : `${file.name} is empty.`;
+}
+
+/** A message of the server with the names of files in place of the data URLs that it names. */
+export function withNames(message, media) {
+  const all = media.flatMap((medium) => medium.images ?? [medium]);
+  return message.replace(/data:\S*?… \(([\d,]+) characters\)/g, (url, count) => {
+    const length = Number(count.replaceAll(",", ""));
+    return all.find((medium) => medium.dataUrl.length === length)?.name ?? url;
+  });
 }
 
 /** A file as we keep it: its kind, its bytes as a data URL for the request, an object URL to show it. */

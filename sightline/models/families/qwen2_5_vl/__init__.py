@@ -29,4 +29,5 @@ FAMILY = Family(
     eos_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=SPECIAL_TOKENS,
     chat_template=Path(__file__).with_name("chat_template.jinja"),
+    coordinates="pixels",
 )
