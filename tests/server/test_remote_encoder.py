@@ -151,7 +151,7 @@ def test_messages_that_are_none_are_refused_and_harm_nobody(encoder: RunningServ
     assert encode(encoder, item, identity="1-someone-else").status_code == 409
     good = encode(encoder, item)
     head, rows = unpack(RowsHead, good.content)
-    check_rows(head, rows, item, identity_of(encoder))
+    check_rows(head, rows.nbytes, item, identity_of(encoder))
     assert encoder.until_idle()
 
 
