@@ -25,10 +25,11 @@ from server.test_files_and_frames import file_part, video_part
 from sightline.config import Config, EncoderConfig, EngineConfig, MediaConfig, ModelConfig, ServerConfig
 from sightline.engine.remote.wire import EncodeHead, Identity, RowsHead, check_rows, pack, unpack
 from sightline.errors import ConfigError
+from sightline.llm import LLM
 from sightline.media.item import item_of
 from sightline.media.source import load_image
 from sightline.models.files import read_model_files
-from sightline.types import MediaItem
+from sightline.types import MediaItem, SamplingParams
 
 KEY = "the-encoder-key"
 QUESTION = "What is it?"
@@ -149,10 +150,16 @@ def test_messages_that_are_none_are_refused_and_harm_nobody(encoder: RunningServ
     for body in (b"", b"\x04\x00\x00\x00abcd", b"\xff" * 64, os.urandom(4096)):
         assert encoder.http.post("/v1/encoder/encode", content=body).status_code == 400
     assert encode(encoder, item, identity="1-someone-else").status_code == 409
+    before = encoder.log
     good = encode(encoder, item)
     head, rows = unpack(RowsHead, good.content)
     check_rows(head, rows.nbytes, item, identity_of(encoder))
     assert encoder.until_idle()
+    logged = wait_for(lambda: encoder.log[len(before) :] or None, "a line of the log")
+    assert (logged[0]["route"], logged[0]["status"]) == ("/v1/encoder/encode", 200)
+    for status in (200, 400, 409):
+        row = f'sightline:requests_total{{route="/v1/encoder/encode",status="{status}"}}'
+        assert row in encoder.http.get("/metrics").text
 
 
 def test_equal_pictures_are_encoded_once(encoder: RunningServer) -> None:
@@ -298,6 +305,26 @@ def test_a_client_that_leaves_ends_its_encodes(encoder: RunningServer, language:
             )
     language.until_idle()
     encoder.until_idle()
+
+
+@pytest.mark.slow
+def test_a_worker_in_a_process_of_its_own_gets_embeddings_too(
+    server: RunningServer, encoder: RunningServer, tmp_path: Path
+) -> None:
+    with running(tmp_path, *using(encoder, "--worker-process")) as other:
+        assert ask(other, image_part(1060), image_part(1061)) == ask(server, image_part(1060), image_part(1061))
+        assert counts(other)["encoder_encoded"] == 2 and counts(other)["items_encoded"] == 0
+
+
+@pytest.mark.slow
+def test_the_library_asks_as_well(server: RunningServer, encoder: RunningServer) -> None:
+    settings = {"encoder_url": encoder.url, "encoder_api_key": KEY, "device": "cpu", "kv_cache_gb": 0.1}
+    with LLM(**settings) as llm:
+        parts = [{"type": "image", "image": png(1070)}, {"type": "text", "text": QUESTION}]
+        answer = llm.chat([{"role": "user", "content": parts}], SamplingParams(max_tokens=8, temperature=0))
+        assert answer.text == ask(server, image_part(1070))
+        assert llm.engine.counts.encoded == 0 and llm.engine.encoder.remote_counts.encoded == 1
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encoder")]
 
 
 @pytest.mark.slow

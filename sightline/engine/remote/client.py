@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from sightline.config import EncoderConfig
 from sightline.encoder.decoding.pixels import PixelState
-from sightline.engine.remote.connection import Answer, Away, Busy, Connection, Refused, Wrong
+from sightline.engine.remote.connection import Away, Busy, Connection, Received, Refused, Wrong
 from sightline.engine.remote.wire import Identity, RowsHead, rows_bytes
 from sightline.errors import ConfigError, EncoderAwayError, MediaError
 from sightline.types import MediaItem
@@ -30,6 +30,7 @@ log = logging.getLogger("sightline.encoder")
 
 RETRY_S = 1.0  # between attempts to reach one that is away
 _WATCH_S = 0.2
+_END_S = 2.0
 _BUSY_S = 0.1  # before one that has too much to do is asked again
 
 
@@ -119,7 +120,7 @@ class RemoteEncoder:
                 job.cancel()
             self._lock.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(_END_S)  # one may be at a connection that is not made yet; it ends by itself
 
     # ---- What the engine asks; nothing here waits
 
@@ -254,7 +255,7 @@ class RemoteEncoder:
                 self._end(job, error=self._away_error(str(away)))
             return
 
-    def _end(self, job: _Job, answer: Answer | None = None, seconds: float = 0.0, error: MediaError | None = None) -> None:
+    def _end(self, job: _Job, answer: Received | None = None, seconds: float = 0.0, error: MediaError | None = None) -> None:
         with self._lock:
             job.running, job.connection = False, None
             self._running.discard(job)

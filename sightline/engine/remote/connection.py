@@ -56,7 +56,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Received:
     head: RowsHead
     rows: bytes
 
@@ -84,7 +84,7 @@ class Connection:
         except msgspec.DecodeError as error:
             raise Refused(f"what that server says of itself cannot be read: {error}") from None
 
-    def encode(self, item: MediaItem, other: Identity, deadline: float) -> Answer:
+    def encode(self, item: MediaItem, other: Identity, deadline: float) -> Received:
         """Raises MediaError where the item cannot be encoded, or Away, Refused, Busy, Wrong."""
         head = pack(EncodeHead(other.name, item.without_bytes()))
         left = max(0.01, deadline - time.monotonic())
@@ -174,7 +174,7 @@ def _whole(response: http.client.HTTPResponse) -> bytes:
     return _exactly(response, _length_within(response, _LONGEST_REFUSAL))
 
 
-def _answer(item: MediaItem, other: Identity, response: http.client.HTTPResponse) -> Answer:
+def _answer(item: MediaItem, other: Identity, response: http.client.HTTPResponse) -> Received:
     """The rows are read straight into what is handed on: nobody copies megabytes."""
     length = _length_within(response, rows_bytes(item, other) + _MOST_HEAD)
     try:
@@ -183,7 +183,7 @@ def _answer(item: MediaItem, other: Identity, response: http.client.HTTPResponse
         check_rows(head, length - LENGTH_BYTES - head_bytes, item, other)
     except WireError as error:
         raise Wrong(str(error)) from None
-    return Answer(head, _exactly(response, length - LENGTH_BYTES - head_bytes))
+    return Received(head, _exactly(response, length - LENGTH_BYTES - head_bytes))
 
 
 def _length_within(response: http.client.HTTPResponse, most: int) -> int:
