@@ -96,6 +96,8 @@ class Connection:
             raise MediaError(_sentence(said) or f"The encoder refused {item.ref.source} with status {status}.")
         if status == 429:
             raise Busy
+        if status == 500:
+            raise Wrong(f"it failed ({_sentence(said) or 'status 500'})")
         raise self._refusal(status, said)
 
     def _refusal(self, status: int, body: bytes) -> Exception:
