@@ -41,7 +41,12 @@ def run(arguments: argparse.Namespace) -> Results:
     print("  perfectly balanced              " + "".join(f"{one:9.0f}" for one in found.balanced))
     print("  skewed                          " + "".join(f"{one:9.0f}" for one in found.skewed))
     print(f"  ratio                            {found.skew:8.2f}   {100 * found.spilled:.0f} % of requests spilled")
-    return Results("cpu", report(load, found, arguments.requests, arguments.rounds))
+    kept = report(load, found, arguments.requests, arguments.rounds)
+    print("simulated: sequences   share of capacity   skewed to balanced p99   at their owner without skew")
+    for row in kept["simulated"]:
+        shown = "{sequences:20d}{share_of_capacity:20.0%}{skewed_to_balanced_p99:25.2f}{at_owner_without_skew:30.2%}"
+        print(shown.format(**row))
+    return Results("cpu", kept)
 
 
 BENCHMARK = Benchmark(

@@ -5,7 +5,8 @@
     skew      requests come as a Poisson process. Balanced: the first choice of each is the next engine in turn. Skewed: half of
               them show one image, the others any of a pool. The same engines, the same moments, in turn
 
-Engines of the last take a step each --step-ms, with so many sequences at most; the others wait.
+Engines of the last take a step each --step-ms, with so many sequences at most; the others wait. The same without processes and
+clocks, which no other work on the machine can disturb, is `simulated` in the results (routing_simulation.py).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from benchmarks.measure.routing_simulation import simulate
 from benchmarks.measure.schedule_cost import cpu_name
 from sightline.bench.load.arrivals import arrival_times
 from sightline.bench.load.connection import in_event_loop
@@ -57,6 +59,9 @@ class Repeats:
     clients: int
     at_owner: float  # share of requests that went to the owner of their image
     known: float  # share of requests for an image that was shown before whose engine had it
+
+
+SIMULATED = ((4, 0.7), (16, 0.3), (16, 0.7), (64, 0.3), (64, 0.7), (64, 0.95), (256, 0.3), (256, 0.7))  # sequences, share
 
 
 @dataclass(frozen=True)
@@ -200,9 +205,10 @@ def added(load: Load, requests: int) -> tuple[float, float]:
         return in_event_loop(ask())
 
 
-async def _under_load(
-    load: Load, requests: int, rounds: int
-) -> tuple[tuple[Repeats, ...], tuple[float, ...], tuple[float, ...], float]:
+UnderLoad = tuple[tuple[Repeats, ...], tuple[float, ...], tuple[float, ...], float]  # the last four fields of Found
+
+
+async def _under_load(load: Load, requests: int, rounds: int) -> UnderLoad:
     flags = [str(load.step_ms), "", _KEPT_MB, str(load.engines), str(load.sequences)]
     with serving(flags, _READY_S, INSTANT) as server:
         client, pool = Client(server.url(), load.engines), pictures(_POOL, load.engines)
@@ -247,7 +253,7 @@ def _p99_ms(seconds: Sequence[float]) -> float:
     return float(1e3 * np.percentile(seconds, 99))
 
 
-def report(load: Load, found: Found, requests: int, rounds: int) -> dict[str, object]:
+def report(load: Load, found: Found, requests: int, rounds: int) -> dict[str, Any]:
     """What the JSON file holds."""
     return {
         "cpu": cpu_name(),
@@ -272,4 +278,15 @@ def report(load: Load, found: Found, requests: int, rounds: int) -> dict[str, ob
             "ratio": round(found.skew, 3),
             "spilled": round(found.spilled, 3),
         },
+        "simulated": [_simulated(load.engines, *case) for case in SIMULATED],
+    }
+
+
+def _simulated(engines: int, sequences: int, share: float) -> dict[str, float]:
+    found = simulate(engines, sequences, share)
+    return {
+        "sequences": sequences,
+        "share_of_capacity": share,
+        "skewed_to_balanced_p99": round(found.ratio, 3),
+        "at_owner_without_skew": round(1 - found.spilled_evenly, 4),
     }

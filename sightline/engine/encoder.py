@@ -19,7 +19,7 @@ from sightline.engine.counts import Counts
 from sightline.engine.executor import Executor
 from sightline.engine.remote.client import RemoteCounts, RemoteEncoder
 from sightline.engine.remote.wire import is_plain_file
-from sightline.errors import EncoderAwayError, MediaError, MissingMediaError
+from sightline.errors import MediaError, MissingMediaError
 from sightline.schedule.state import ScheduledEncode
 from sightline.types import EMBEDDINGS, EmbeddingsHeader, MediaItem
 from sightline.worker.step_input import EncodeInput, EncodeItem, EncodeOutput, OffloadCopy
@@ -224,7 +224,7 @@ class Encoder:
                 return key
             try:
                 rows = remote.take(item)
-            except EncoderAwayError:
+            except MediaError:
                 if remote.config.encoder_fallback == "refuse":
                     raise
                 self._encode_here(item)
@@ -289,10 +289,10 @@ class Encoder:
         return found + self._failed_elsewhere()
 
     def _failed_elsewhere(self) -> list[tuple[MediaItem, MediaError]]:
-        """Those that nobody else can encode; the others are encoded here from now on."""
+        """Those that are not encoded here either; here a broken file is told what is wrong with it."""
         remote, found = self._remote, []
         for item, error in remote.failed() if remote is not None else ():
-            if isinstance(error, EncoderAwayError) and remote is not None and remote.config.encoder_fallback == "local":
+            if remote is not None and remote.config.encoder_fallback == "local":
                 self._encode_here(item)
                 remote.note_change()
             else:

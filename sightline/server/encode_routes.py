@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 from dataclasses import replace
 from typing import NoReturn
 
@@ -26,11 +27,14 @@ from sightline.engine.remote.wire import (
 from sightline.errors import UserError
 from sightline.media.source import load_media
 from sightline.server.admission import ClientGone, Entry, Part, check_announced, read_body
+from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.encoder_client import EncoderClient
 from sightline.server.errors import ApiError, out_of_memory, refused
+from sightline.server.generation import CLIENT_GONE
 from sightline.types import MediaItem
 
+log = logging.getLogger("sightline.server")
 _PIECE = 1 << 20  # bytes handed to the connection at once: nobody else waits for the whole
 _ELSEWHERE = (
     "/v1/chat/completions",
@@ -88,15 +92,29 @@ class EncodeRoute:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call.begin(ENCODE, "encode-", self._context.weight_version)
+        status, refusal = 200, None
+        self._context.observer.request_started(ENCODE)
         try:
             with self._context.admission.open() as entry:
                 await self._answer(Request(scope), receive, send, entry)
         except ClientGone:
-            return
+            status = CLIENT_GONE
+        except asyncio.CancelledError:  # the server ends
+            status = 503
+            raise
         except MemoryError:
-            await out_of_memory().response(ENCODE)(scope, receive, send)
+            refusal = out_of_memory()
         except ApiError as error:
-            await error.response(ENCODE)(scope, receive, send)
+            refusal = error
+        except Exception as error:
+            log.exception("Encoding for another server failed.")
+            refusal = ApiError(500, f"The server failed on this request with {type(error).__name__}.")
+        finally:
+            status = status if refusal is None else refusal.status
+            self._context.finished(call, status, None if refusal is None else refusal.message)
+        if refusal is not None:
+            await refusal.response(ENCODE)(scope, receive, send)
 
     async def _answer(self, request: Request, receive: Receive, send: Send, entry: Entry) -> None:
         context, server = self._context, self._context.config.server
@@ -106,6 +124,7 @@ class EncodeRoute:
         parts = await read_body(request.scope, receive, entry, server.max_request_mb, server.body_timeout_s)
         loop = asyncio.get_running_loop()
         item, data = await loop.run_in_executor(context.pool, self._read, parts, identity, caller)
+        context.observer.request_received(ENCODE)
         context.observer.item_received(item.ref.kind, len(data))
         encoding = asyncio.ensure_future(_engine(context).encode(item, data))
         gone = asyncio.ensure_future(_disconnected(receive))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from sightline.submission import Submission
 
-# How far above the others' average an engine's unfinished requests may be before others get its share.
-_FACTOR, _SLACK = 1.25, 2
-_DEVIATIONS = 2  # of a Poisson distribution: so far above it is by chance alone, where nobody has to wait in it
+# How far above the others' average an engine's unfinished requests may be before others get its share. While nobody has to wait in
+# it: half as many again, or as far as chance alone brings it (standard deviations of a Poisson distribution), and two more.
+_FACTOR, _DEVIATIONS, _SLACK = 1.5, 3, 2
+# Where all have to wait they wait in proportion, so little more than the average.
+_FULL_FACTOR, _FULL_SLACK = 1.1, 1
 
 
 def affinity_key(prompts: Sequence[Submission]) -> bytes:
@@ -48,9 +50,10 @@ def choose(key: bytes, loads: Sequence[int | None], sequences: int) -> Choice:
     where all of an engine's are taken its requests wait, so others go to one that has some left."""
     there = [load for load in loads if load is not None]
     average = (sum(there) + 1) / len(there)
-    most = _FACTOR * average + _SLACK
     if min(there) < sequences:
-        most = min(max(most, average + _DEVIATIONS * math.sqrt(average) + _SLACK), sequences)
+        most = min(max(_FACTOR * average, average + _DEVIATIONS * math.sqrt(average)) + _SLACK, sequences)
+    else:
+        most = _FULL_FACTOR * average + _FULL_SLACK
     order = [number for number in rendezvous_order(key, len(loads)) if loads[number] is not None]
     chosen = next((number for number in order if (loads[number] or 0) < most), order[0])
     return Choice(chosen, spilled=chosen != order[0])

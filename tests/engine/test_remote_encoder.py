@@ -173,20 +173,25 @@ def test_embeddings_are_known_by_the_decoder_that_really_made_the_pixels(
             assert run.tokens(number) == plain_answer(folder, request)
 
 
-def test_a_broken_picture_fails_its_request_alone(folder: Path, run: Driver, fake: TowerOf) -> None:
+@pytest.mark.parametrize("fallback", ["local", "refuse"])
+def test_a_file_that_the_other_refuses(folder: Path, run: Driver, fake: TowerOf, fallback: str) -> None:
+    """Its limits may be narrower than ours, so it is tried here, or fails its request and no other."""
     broken, fine = pictures(folder, 72), pictures(folder, 73)
     bad = broken.items[0].ref.digest
 
     def answer(asked: MediaItem, data: bytes) -> Any:
         if asked.ref.digest == bad:
-            return 400, b'{"error": {"message": "Image is broken."}}'
+            return 413, b'{"error": {"message": "The body is too large."}}'
         return fake.encode(asked, data)
 
     fake.answer = answer
-    with elsewhere(run, fake):
+    with elsewhere(run, fake, encoder_fallback=fallback):
         first, second = run.add(broken), run.add(fine)
         run.run()
-        assert isinstance(run.errors[first], MediaError) and not isinstance(run.errors[first], EncoderAwayError)
+        if fallback == "local":
+            assert run.tokens(first) == plain_answer(folder, broken)
+        else:
+            assert isinstance(run.errors[first], MediaError) and "too large" in str(run.errors[first])
         assert run.tokens(second) == plain_answer(folder, fine)
 
 

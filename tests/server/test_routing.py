@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.measure.routing_simulation import simulate
 from sightline.config import Config, EngineConfig, ModelConfig, ServerConfig
 from sightline.errors import ConfigError
 from sightline.sampling_params import resolve_sampling
@@ -59,8 +60,8 @@ def test_nobody_is_asked_who_is_far_behind(loads: list[int], number: int, sequen
     """Nor one where a request would have to wait while another engine would begin with it."""
     load = loads[choose(KEYS[number], list(loads), sequences).engine]
     average = (sum(loads) + 1) / len(loads)
-    assert load <= max(1.25 * average, average + 2 * average**0.5) + 2
-    assert load < sequences if min(loads) < sequences else load <= 1.25 * average + 2
+    assert load <= max(1.5 * average, average + 3 * average**0.5) + 2
+    assert load < sequences if min(loads) < sequences else load <= 1.1 * average + 1
 
 
 def test_chance_alone_moves_nobody() -> None:
@@ -69,6 +70,16 @@ def test_chance_alone_moves_nobody() -> None:
     for average in (1, 4, 16, 64):
         spilled = sum(choose(KEYS[number], random.poisson(average, 8).tolist(), 256).spilled for number in range(4000))
         assert spilled <= 40, (average, spilled)
+
+
+@pytest.mark.parametrize(("sequences", "share"), [(4, 0.7), (4, 0.85), (16, 0.3), (64, 0.3), (64, 0.95), (256, 0.3)])
+def test_the_targets_of_routing_hold(sequences: int, share: float) -> None:
+    """Half of all requests with one image: the slowest take no more than 1.5 times as long as in perfect balance. Without
+    overload, 99 of 100 find their image where it was."""
+    found = simulate(8, sequences, share, requests=4000)
+    assert found.ratio <= 1.5, found
+    if share == 0.3:
+        assert found.spilled_evenly <= 0.01, found
 
 
 def of(ids: list[int], affinity: bytes = b"", salt: str = "") -> Submission:

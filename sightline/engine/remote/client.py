@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from sightline.config import EncoderConfig
 from sightline.encoder.decoding.pixels import PixelState
-from sightline.engine.remote.connection import Answer, Away, Busy, Connection, Refused, Wrong
+from sightline.engine.remote.connection import Away, Busy, Connection, Received, Refused, Wrong
 from sightline.engine.remote.wire import Identity, RowsHead, rows_bytes
 from sightline.errors import ConfigError, EncoderAwayError, MediaError
 from sightline.types import MediaItem
@@ -30,6 +30,7 @@ log = logging.getLogger("sightline.encoder")
 
 RETRY_S = 1.0  # between attempts to reach one that is away
 _WATCH_S = 0.2
+_END_S = 2.0
 _BUSY_S = 0.1  # before one that has too much to do is asked again
 
 
@@ -93,7 +94,7 @@ class RemoteEncoder:
         self._running: set[_Job] = set()
         self._failed: list[_Job] = []
         self._changed = False
-        self._closed = False
+        self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
     # ---- Its life
@@ -113,13 +114,13 @@ class RemoteEncoder:
             thread.start()
 
     def close(self) -> None:
+        self._closing.set()
         with self._lock:
-            self._closed = True
             for job in self._running:
                 job.cancel()
             self._lock.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(_END_S)  # one may be at a connection that is not made yet; it ends by itself
 
     # ---- What the engine asks; nothing here waits
 
@@ -139,7 +140,7 @@ class RemoteEncoder:
             for job in before.values():
                 job.cancel()
             self._put_back_for_most_urgent()
-            self._lock.notify_all()
+            self._wake()
 
     def state(self, item: MediaItem) -> PixelState:
         job = self._jobs.get(item.key)
@@ -154,7 +155,7 @@ class RemoteEncoder:
         """The rows of an item that is READY; they are the caller's. Of one that FAILED, raises its MediaError."""
         with self._lock:
             job = self._jobs.pop(item.key)
-            self._lock.notify_all()
+            self._wake()
         if job.error is not None:
             raise job.error
         assert job.rows is not None, f"{item.ref.source} is not encoded yet"
@@ -211,15 +212,16 @@ class RemoteEncoder:
         while True:
             with self._lock:
                 job = self._next()
-                while job is None and not self._closed:
+                while job is None and not self._closing.is_set():
                     self._lock.wait()
                     job = self._next()
-                if job is None or self._closed:
+                if job is None or self._closing.is_set():
                     connection.close()
                     return
                 job.running, job.connection = True, connection
                 job.deadline = time.monotonic() + self.config.encoder_timeout_s
                 self._running.add(job)
+                self._wake()
             try:
                 self._ask(job, connection)
             except Exception as error:  # a mistake of ours: the item fails, and nobody waits for it for ever
@@ -230,6 +232,11 @@ class RemoteEncoder:
         """The most urgent one that is not asked for, if there is room for its rows; nobody overtakes it."""
         job = next((job for job in self._jobs.values() if job.waiting), None)
         return job if job is not None and self.up and self._fits(job) else None
+
+    def _wake(self) -> None:
+        """With the lock held: one thread for the next job, which wakes the next in turn."""
+        if self._next() is not None:
+            self._lock.notify()
 
     def _ask(self, job: _Job, connection: Connection) -> None:
         other, began = self.other, time.perf_counter()
@@ -254,7 +261,7 @@ class RemoteEncoder:
                 self._end(job, error=self._away_error(str(away)))
             return
 
-    def _end(self, job: _Job, answer: Answer | None = None, seconds: float = 0.0, error: MediaError | None = None) -> None:
+    def _end(self, job: _Job, answer: Received | None = None, seconds: float = 0.0, error: MediaError | None = None) -> None:
         with self._lock:
             job.running, job.connection = False, None
             self._running.discard(job)
@@ -266,7 +273,7 @@ class RemoteEncoder:
                 else:
                     assert error is not None
                     self._fail(job, error)
-            self._lock.notify_all()
+            self._wake()
         self.on_news()
 
     def _fail(self, job: _Job, error: MediaError) -> None:
@@ -295,7 +302,7 @@ class RemoteEncoder:
         with self._lock:
             came_back = not self.up and bool(self.away_because)
             self.other, self.up, self.away_because, self._changed = other, True, "", True
-            self._lock.notify_all()
+            self._wake()
         log.info("The encoder at %s %s.", self.url, "is back" if came_back else "answers")
 
     def _note_away(self, why: str) -> None:
@@ -315,11 +322,8 @@ class RemoteEncoder:
     def _watch(self) -> None:
         """Ends requests that take too long, and looks for a server that is away."""
         tried = time.monotonic()
-        while True:
+        while not self._closing.wait(_WATCH_S):
             with self._lock:
-                self._lock.wait_for(lambda: self._closed, _WATCH_S)
-                if self._closed:
-                    return
                 now = time.monotonic()
                 for job in self._running:
                     if now > job.deadline and job.connection is not None:

@@ -5,7 +5,10 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,19 +17,23 @@ from sightline.engine.remote.wire import (
     CONTENT_TYPE,
     ENCODE,
     HANDSHAKE,
+    LENGTH_BYTES,
     EncodeHead,
     Identity,
     RowsHead,
     WireError,
     check_rows,
+    head_length,
     pack,
+    read_head,
     rows_bytes,
-    unpack,
 )
 from sightline.errors import MediaError
 from sightline.types import MediaItem
 
+T = TypeVar("T")
 _CONNECT_S = 3.0
+_HANDSHAKE_S = 10.0
 _MOST_HEAD = 65536  # bytes of an answer beside its rows
 _MOST_SENTENCE = 300
 _LONGEST_REFUSAL = 65536
@@ -49,7 +56,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Received:
     head: RowsHead
     rows: bytes
 
@@ -69,32 +76,29 @@ class Connection:
 
     def meet(self) -> Identity:
         """Raises Away or Refused."""
-        status, body = self._exchange("GET", HANDSHAKE, [], min(self._timeout_s, 10.0), _LONGEST_REFUSAL)
-        if status != 200:
-            raise self._refusal(status, body)
+        status, said, body = self._exchange("GET", HANDSHAKE, [], min(self._timeout_s, _HANDSHAKE_S), _whole)
+        if body is None:
+            raise self._refusal(status, said)
         try:
             return msgspec.json.decode(body, type=Identity)
         except msgspec.DecodeError as error:
             raise Refused(f"what that server says of itself cannot be read: {error}") from None
 
-    def encode(self, item: MediaItem, other: Identity, deadline: float) -> Answer:
+    def encode(self, item: MediaItem, other: Identity, deadline: float) -> Received:
         """Raises MediaError where the item cannot be encoded, or Away, Refused, Busy, Wrong."""
         head = pack(EncodeHead(other.name, item.without_bytes()))
-        wanted = rows_bytes(item, other)
         left = max(0.01, deadline - time.monotonic())
-        status, body = self._exchange("POST", ENCODE, [head, item.ref.data], left, wanted + _MOST_HEAD)
+        taken = partial(_answer, item, other)
+        status, said, answer = self._exchange("POST", ENCODE, [head, item.ref.data], left, taken)
+        if answer is not None:
+            return answer
         if status in (400, 413, 422):
-            raise MediaError(_sentence(body) or f"The encoder refused {item.ref.source} with status {status}.")
+            raise MediaError(_sentence(said) or f"The encoder refused {item.ref.source} with status {status}.")
         if status == 429:
             raise Busy
-        if status != 200:
-            raise self._refusal(status, body)
-        try:
-            found, payload = unpack(RowsHead, body)
-            check_rows(found, payload, item, other)
-        except WireError as error:
-            raise Wrong(str(error)) from None
-        return Answer(found, bytes(payload))
+        if status == 500:
+            raise Wrong(f"it failed ({_sentence(said) or 'status 500'})")
+        raise self._refusal(status, said)
 
     def _refusal(self, status: int, body: bytes) -> Exception:
         said = _sentence(body)
@@ -106,13 +110,16 @@ class Connection:
             return Refused(said.rstrip(".") or "that server has another tower now")
         return Away(f"it answers with status {status}" + (f" ({said.rstrip('.')})" if said else ""))
 
-    def _exchange(self, method: str, path: str, body: list[bytes], timeout_s: float, most: int) -> tuple[int, bytes]:
-        """One that was closed while nothing was asked is opened again, once."""
+    def _exchange(
+        self, method: str, path: str, body: list[bytes], timeout_s: float, take: Callable[[http.client.HTTPResponse], T]
+    ) -> tuple[int, bytes, T | None]:
+        """The status, what an error says, and what `take` makes of an answer that is none. A connection that was closed while
+        nothing was asked is opened again, once."""
         self._interrupted = False
         while True:
             reused, self._used = self._used, False
             try:
-                answer = self._one_exchange(method, path, body, timeout_s, most)
+                answer = self._one_exchange(method, path, body, timeout_s, take)
                 self._used = True
                 return answer
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
@@ -131,7 +138,9 @@ class Connection:
                 self.close()
                 raise
 
-    def _one_exchange(self, method: str, path: str, body: list[bytes], timeout_s: float, most: int) -> tuple[int, bytes]:
+    def _one_exchange(
+        self, method: str, path: str, body: list[bytes], timeout_s: float, take: Callable[[http.client.HTTPResponse], T]
+    ) -> tuple[int, bytes, T | None]:
         if self._http.sock is None:
             self._http.connect()
         self._socket = self._http.sock
@@ -141,15 +150,14 @@ class Connection:
             headers["Content-Type"] = CONTENT_TYPE
         self._http.request(method, self._prefix + path, iter(body) if body else None, headers)
         response = self._http.getresponse()
-        length = response.length
-        if response.status != 200:
-            said = response.read(_LONGEST_REFUSAL) if length is None or length <= _LONGEST_REFUSAL else b""
-            if not response.isclosed():
-                self.close()
-            return response.status, said
-        if length is None or length > most:
-            raise Wrong(f"it would have {'an unknown number of' if length is None else length} bytes")
-        return 200, response.read()  # http.client raises IncompleteRead where less comes
+        said, taken = b"", None
+        if response.status == 200:
+            taken = take(response)
+        elif response.length is None or response.length <= _LONGEST_REFUSAL:
+            said = response.read(_LONGEST_REFUSAL)
+        if not response.isclosed():  # there is more than was read
+            self.close()
+        return response.status, said, taken
 
     def interrupt(self) -> None:
         """From another thread: what is asked is given up."""
@@ -162,6 +170,35 @@ class Connection:
         self._socket = None
         self._used = False
         self._http.close()
+
+
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    return _exactly(response, _length_within(response, _LONGEST_REFUSAL))
+
+
+def _answer(item: MediaItem, other: Identity, response: http.client.HTTPResponse) -> Received:
+    """The rows are read straight into what is handed on: nobody copies megabytes."""
+    length = _length_within(response, rows_bytes(item, other) + _MOST_HEAD)
+    try:
+        head_bytes = head_length(_exactly(response, min(length, LENGTH_BYTES)), length)
+        head = read_head(RowsHead, _exactly(response, head_bytes))
+        check_rows(head, length - LENGTH_BYTES - head_bytes, item, other)
+    except WireError as error:
+        raise Wrong(str(error)) from None
+    return Received(head, _exactly(response, length - LENGTH_BYTES - head_bytes))
+
+
+def _length_within(response: http.client.HTTPResponse, most: int) -> int:
+    if response.length is None or response.length > most:
+        raise Wrong(f"it would have {'an unknown number of' if response.length is None else response.length} bytes")
+    return response.length
+
+
+def _exactly(response: http.client.HTTPResponse, count: int) -> bytes:
+    found = response.read(count)
+    if len(found) < count:
+        raise http.client.IncompleteRead(found, count - len(found))
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -21,6 +21,7 @@ PROTOCOL = 1
 HANDSHAKE, ENCODE = "/v1/encoder", "/v1/encoder/encode"
 CONTENT_TYPE = "application/x-sightline-encoder"
 _LENGTH = struct.Struct("<I")
+LENGTH_BYTES = _LENGTH.size
 _MOST_HEAD = 16 * 1024 * 1024  # bytes; a clip of an hour names its frames and their times
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _NO_FILES = ("RGB", EMBEDDINGS, PDF, FRAMES)  # formats
@@ -85,21 +86,29 @@ def pack(head: Any) -> bytes:
 def unpack(kind: type[T], message: bytes | bytearray | memoryview) -> tuple[T, memoryview]:
     """The head, and the payload as it lies in the message. Raises WireError."""
     view = memoryview(message)
-    if len(view) < _LENGTH.size:
-        raise WireError(f"it has {len(view)} bytes and no head")
-    (length,) = _LENGTH.unpack(view[: _LENGTH.size])
-    end = _LENGTH.size + length
-    if length > _MOST_HEAD or end > len(view):
-        raise WireError(f"its head would have {length} bytes, the whole has {len(view)}")
+    end = LENGTH_BYTES + head_length(view[:LENGTH_BYTES], len(view))
+    return read_head(kind, view[LENGTH_BYTES:end]), view[end:]
+
+
+def head_length(beginning: bytes | memoryview, whole: int) -> int:
+    """Of a message that has `whole` bytes, from its first ones."""
+    if len(beginning) < LENGTH_BYTES:
+        raise WireError(f"it has {whole} bytes and no head")
+    length: int = _LENGTH.unpack(beginning)[0]
+    if length > _MOST_HEAD or LENGTH_BYTES + length > whole:
+        raise WireError(f"its head would have {length} bytes, the whole has {whole}")
+    return length
+
+
+def read_head(kind: type[T], head: bytes | memoryview) -> T:
     try:
-        head = msgspec.msgpack.decode(view[_LENGTH.size : end], type=kind)
+        return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"its head cannot be read: {error}") from None
-    return head, view[end:]
 
 
-def check_rows(head: RowsHead, payload: memoryview, item: MediaItem, identity: Identity) -> None:
-    """Whether an answer is one for the item. Raises WireError."""
+def check_rows(head: RowsHead, payload_bytes: int, item: MediaItem, identity: Identity) -> None:
+    """Whether an answer with so many bytes behind its head is one for the item. Raises WireError."""
     if head.digest != item.ref.digest:
         raise WireError("it is for another file")
     wanted = identity.dtype.split(" ")[0]
@@ -107,9 +116,8 @@ def check_rows(head: RowsHead, payload: memoryview, item: MediaItem, identity: I
         raise WireError(f"it has numbers of {head.dtype}, not {wanted}")
     if head.shape != (item.rows, identity.width):
         raise WireError(f"it has the shape {list(head.shape)}, not {[item.rows, identity.width]}")
-    size = item.rows * identity.width * ITEM_BYTES[head.dtype]
-    if payload.nbytes != size:
-        raise WireError(f"it has {payload.nbytes} bytes of rows, not {size}")
+    if payload_bytes != rows_bytes(item, identity):
+        raise WireError(f"it has {payload_bytes} bytes of rows, not {rows_bytes(item, identity)}")
 
 
 def rows_bytes(item: MediaItem, identity: Identity) -> int:
