@@ -58,7 +58,8 @@ ALLOWED = {
     "bench": {"evals", "server", "engine", "models", "prompt", "media"},
     "evals": {"llm", "engine", "models", "prompt", "media", "stream", "data"},
     "server": {"engine", "models", "prompt", "media", "stream", "grammar"},
-    "cli": {"server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
+    "cli": {"server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops", "parallel"},
+    "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
     "errors",

@@ -45,6 +45,7 @@ from sightline.engine.process_executor import WorkerDied
 from sightline.errors import HostMemoryError, MissingMediaError, OutOfMemoryError, UserError, WorkerError
 from sightline.host_memory import is_lack_of_memory, keep_from_the_collector
 from sightline.models.files import read_model_files
+from sightline.parallel.launch import Launch
 from sightline.types import Completion
 from sightline.worker.activation_peak import NO_PEAKS
 
@@ -133,6 +134,7 @@ class EngineServer:
 
     def idle(self) -> None:
         """Called when there is nothing to do: a moment to check the integrity of its state."""
+        self._engine.executor.check_alive()
         self._tell_stats()
         now = time.monotonic()
         if now - self._checked >= CHECK_EVERY_S:
@@ -244,7 +246,7 @@ def load(start: Start, send: Callable[[FromEngine], None], liveness: Liveness) -
 
     with clock.stage("files"):
         files = read_model_files(start.config.model, start.config.media)
-    engine = load_engine(start.config, files, progress, clock)
+    engine = load_engine(start.config, files, progress, clock, Launch.read(os.environ))
     keep_from_the_collector()
     send(ready_report(engine, clock.seconds))
     return engine
