@@ -2,8 +2,8 @@
 
     python -m benchmarks.ranks MODEL --ranks 4 --json FILE [--load-format dummy] [--requests 256] [--concurrency 32]
 
-1. The tower alone under --vision-parallel tensor: a batch with all-reduce and with it left out (its rows are then wrong, its time
-   is that of everything else), as CUDA graphs and without. The rows are compared with those of one rank.
+1. The tower alone under --vision-parallel tensor: a batch with all-reduce and with it left out (its rows are then wrong, its
+   time is that of everything else), as CUDA graphs and without. The rows are compared with those of one rank.
 2. A server with so many ranks: requests with one JPEG and one token out, for each way to share the tower, with tower graphs and
    without.
 
