@@ -1,4 +1,4 @@
-"""`python -m sightline` is the `sightline` command."""
+"""`python -m sightline`: the `sightline` command, and what torchrun starts."""
 
 import sys
 

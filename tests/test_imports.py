@@ -60,7 +60,7 @@ ALLOWED = {
     "server": {"engine", "models", "prompt", "media", "stream", "grammar"},
     "batch": {"server"},
     "__main__": {"cli"},
-    "cli": {"batch", "server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
+    "cli": {"batch", "server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops", "parallel"},
 }
 WITHOUT_TORCH = (
     "errors",

@@ -30,6 +30,7 @@ def add_command(commands: Any) -> None:
     info.add_argument(
         "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that hold it together, for what memory it takes"
     )
+    info.add_argument("--expert-parallel", action="store_true", help="each of these GPUs has some experts whole")
     _add_family_module(info)
     info.set_defaults(run=run_info, subparser=info)
 
@@ -87,8 +88,9 @@ def run_info(arguments: argparse.Namespace) -> None:
         print(f"experts     {_describe_experts(spec, model)}")
     print(f"fp8         {_describe_fp8(spec, model)}")
     print(f"context     {text.max_position:,} tokens")
-    config = EngineConfig(tensor_parallel_size=arguments.tensor_parallel_size)  # which checks it
-    first, second = describe(outlook(spec, config.tensor_parallel_size))
+    ranks, whole = arguments.tensor_parallel_size, arguments.expert_parallel
+    EngineConfig(tensor_parallel_size=ranks, expert_parallel=whole)  # which checks them
+    first, second = describe(outlook(spec, ranks, whole))
     print(f"memory      {first}\n            {second}")
     print(f"images      {image.min_pixels:,} to {image.max_pixels:,} pixels, sides in steps of {image.factor}")
 

@@ -3,10 +3,12 @@
 import argparse
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sightline.child_process import die_with_parent
 from sightline.cli import vllm_flags
 from sightline.cli.flags import Parser, add_config_flags, add_flags, config_from_flags, from_flags
 from sightline.cli.keys import with_keys
@@ -14,6 +16,7 @@ from sightline.cli.sglang_flags import OTHERS as SGLANG_OTHERS
 from sightline.cli.sglang_flags import add_sglang_flags
 from sightline.config import Config, MediaConfig, ServerConfig
 from sightline.errors import ConfigError
+from sightline.parallel.launch import Launch
 
 OTHERS = {**vllm_flags.OTHERS, **SGLANG_OTHERS}
 
@@ -34,9 +37,18 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    launch = Launch.read(os.environ)
+    if launch is not None and launch.rank > 0:
+        from sightline.engine.launched import hold_rank
+
+        return hold_rank(launch)
     from sightline.server.serve import serve
 
-    return serve(serve_config(arguments))
+    config = serve_config(arguments)
+    if launch is not None:
+        config = launch.applied_to(config)
+        die_with_parent()
+    return serve(config)
 
 
 def serve_config(arguments: argparse.Namespace) -> Config:

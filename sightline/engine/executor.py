@@ -70,6 +70,10 @@ class Executor(Protocol):
 
     def give_memory_back(self) -> None: ...
 
+    def check_alive(self) -> None:
+        """Raises if what computes is gone; asked now and then while nothing is under way."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -99,6 +103,9 @@ class LocalExecutor:
 
     def give_memory_back(self) -> None:
         self.worker.give_memory_back()
+
+    def check_alive(self) -> None:
+        """It is here."""
 
     def close(self) -> None:
         self.worker.close()

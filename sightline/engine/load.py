@@ -10,6 +10,7 @@ from sightline.engine.remote.identity import identity_of
 from sightline.engine.warm_up import warm_up
 from sightline.models.files import ModelFiles
 from sightline.models.model import VisionLanguageModel
+from sightline.parallel.launch import Launch
 from sightline.processors import choose_decode_threads
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ProcessorSpec
@@ -21,12 +22,16 @@ _MEGABYTE = 1024**2
 
 
 def load_engine(
-    config: Config, files: ModelFiles, progress: ProgressCallback | None = None, clock: StageClock | None = None
+    config: Config,
+    files: ModelFiles,
+    progress: ProgressCallback | None = None,
+    clock: StageClock | None = None,
+    launch: Launch | None = None,
 ) -> Engine:
-    """`clock` is told how long each part of it took."""
+    """`clock` is told how long each part of it took. `launch`: where somebody else has started the ranks' processes."""
     clock = clock or StageClock()
     if config.engine.worker_process or config.engine.tensor_parallel_size > 1:
-        executor: Executor = ProcessExecutor(config, progress, clock)
+        executor: Executor = ProcessExecutor(config, progress, clock, launch)
     else:
         executor = LocalExecutor(*load_worker(config, files, progress, clock))
     engine = make_engine(

@@ -46,6 +46,7 @@ from sightline.engine.process_failures import failure_of
 from sightline.errors import UserError
 from sightline.host_memory import keep_from_the_collector
 from sightline.models.files import read_model_files
+from sightline.parallel.launch import Launch
 from sightline.schedule.pace import Pace
 from sightline.types import Completion
 from sightline.worker.activation_peak import NO_PEAKS
@@ -138,6 +139,7 @@ class EngineServer:
 
     def idle(self) -> None:
         """Called when there is nothing to do: a moment to check the integrity of its state."""
+        self._engine.executor.check_alive()
         self._tell_stats()
         now = time.monotonic()
         if now - self._checked >= CHECK_EVERY_S:
@@ -248,7 +250,7 @@ def load(start: Start, socket: "zmq.SyncSocket", liveness: Liveness) -> EngineSe
         keep_from_the_collector()
         send(encoder.ready_report(files.max_model_len, clock.seconds))
         return encoder
-    engine = load_engine(start.config, files, progress, clock)
+    engine = load_engine(start.config, files, progress, clock, Launch.read(os.environ))
     if start.config.engine.target_itl_ms is None:  # after the warm-up, whose steps say nothing
         engine.schedule.pace = Pace()
     keep_from_the_collector()

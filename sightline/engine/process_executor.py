@@ -5,6 +5,7 @@ Nothing here waits for them but to collect. If one dies, the next call raises Wo
 the engine with it and the other ranks; whoever watches the engine starts another.
 """
 
+import functools
 import os
 import time
 from collections import deque
@@ -17,9 +18,11 @@ import zmq
 
 from sightline.config import Config
 from sightline.encoder.decoding import shared_memory
-from sightline.engine.worker_process import WorkerProcess
+from sightline.engine.launched import LaunchedRanks
+from sightline.engine.worker_process import WorkerProcess, start_child
 from sightline.errors import ConfigError, WorkerError
 from sightline.parallel.board import RankBoard, RankWatch
+from sightline.parallel.launch import Launch
 from sightline.parallel.rank_info import RankInfo
 from sightline.timing import StageClock
 from sightline.wire import to_frames
@@ -67,7 +70,10 @@ class WorkerDied(WorkerError):
 
 
 class ProcessExecutor:
-    def __init__(self, config: Config, progress: ProgressCallback | None, clock: StageClock) -> None:
+    def __init__(
+        self, config: Config, progress: ProgressCallback | None, clock: StageClock, launch: Launch | None = None
+    ) -> None:
+        """`launch`: of torchrun's, which has started processes for ranks from 1 on."""
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._ranks: list[WorkerProcess] = []
@@ -86,9 +92,11 @@ class ProcessExecutor:
         self._own_files: list[int] = []  # that ranks open by way of this process
         self._watch: RankWatch | None = None
         try:
+            launched = None if launch is None else LaunchedRanks(launch)
             for rank in range(size):
                 name = "worker process" if size == 1 else f"worker process of rank {rank} of {size}"
-                self._ranks.append(WorkerProcess(self._context, name))
+                start = start_child if launched is None or rank == 0 else functools.partial(launched.start, rank)
+                self._ranks.append(WorkerProcess(self._context, name, start))
                 self._poller.register(self._ranks[-1].socket, zmq.POLLIN)
             self.facts: WorkerFacts = self._load(config, progress, clock)
             self._loaded = True
@@ -191,6 +199,10 @@ class ProcessExecutor:
     def give_memory_back(self) -> None:
         self._send(GiveMemoryBack())
 
+    def check_alive(self) -> None:
+        self._read(0)
+        self._find_ended()
+
     def close(self) -> None:
         if not self._ended:
             self._ended = True
@@ -229,15 +241,18 @@ class ProcessExecutor:
     def _read(self, timeout_ms: int) -> None:
         """Takes in all that has come; waits for something for so long."""
         if timeout_ms and not self._poller.poll(timeout_ms):
-            self._check_alive()
+            self._find_ended()
+            self._check_advancing()
         for number, rank in enumerate(self._ranks):
             for message in rank.received():
                 self._take(message, number)
 
-    def _check_alive(self) -> None:
+    def _find_ended(self) -> None:
         for rank in self._ranks:
             if (end := rank.end) is not None:
                 self._end(self._cause() or end)
+
+    def _check_advancing(self) -> None:
         if self._watch is not None and self._loaded and self._limit_s:
             # Sooner than the engine is judged to hang, of which nobody would know whose fault it is.
             hang = self._watch.hang(time.monotonic(), self._limit_s * _SOONER)

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import zmq
 
@@ -18,17 +19,36 @@ COMMAND = (sys.executable, "-m", "sightline.worker.main")
 _END_PATIENCE_S = 5.0
 
 
+class Process(Protocol):
+    """What is asked of subprocess.Popen."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+def start_child(address: str) -> Process:
+    # Standard output is the request log's; whatever a library prints goes to standard error.
+    return subprocess.Popen((*COMMAND, address, str(os.getpid())), stdin=subprocess.DEVNULL, stdout=2)
+
+
 class WorkerProcess:
-    def __init__(self, context: "zmq.Context[zmq.SyncSocket]", name: str) -> None:
-        """`name` is what messages call it."""
+    def __init__(
+        self, context: "zmq.Context[zmq.SyncSocket]", name: str, start: Callable[[str], Process] = start_child
+    ) -> None:
+        """`name` is what messages call it. `start` makes one that will connect to an address."""
         self.name = name
         self._folder = Path(tempfile.gettempdir()) / f"sightline-{secrets.token_urlsafe(6)}"
         self.socket = context.socket(zmq.PAIR)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self.socket.setsockopt(option, 0)
         address = f"ipc://{self._folder}/worker"
-        # Standard output is the request log's; whatever a library prints goes to standard error.
-        self._process = subprocess.Popen((*COMMAND, address, str(os.getpid())), stdin=subprocess.DEVNULL, stdout=2)
+        self._process = start(address)
         try:
             self._folder.mkdir(mode=0o700)  # now somebody is there to remove it if this process is killed (child_process.py)
             self.socket.bind(address)

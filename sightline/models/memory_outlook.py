@@ -15,6 +15,7 @@ CARDS = {"80 GB": 80 * _GB, "96 GB": 96 * _GB, "141 GB": 141 * _GB}
 # GPU's memory that is used by default.
 _BESIDE = 12 * _GB
 _UTILIZATION = 0.9
+_STATES, _SNAPSHOTS = 257, 8 * 1024**3  # by default: states of running sequences and one for scratch; bytes of snapshots
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,24 @@ class Outlook:
 
     def tokens(self, card: int) -> int:
         """Of cache that fit on a GPU of so many bytes; 0 if the weights alone do not."""
-        left = int(card * _UTILIZATION) - _BESIDE - self.weights
+        states = _STATES * self.state_bytes + _SNAPSHOTS if self.state_bytes else 0
+        left = int(card * _UTILIZATION) - _BESIDE - self.weights - states
         return max(0, left) // self.token_bytes if self.token_bytes else 0
 
 
-def outlook(spec: ModelSpec, ranks: int) -> Outlook:
+def outlook(spec: ModelSpec, ranks: int, whole_experts: bool = False) -> Outlook:
     """Matrices that the checkpoint stores in 8-bit floats stay in them."""
     table = family_named(spec.family).weight_table(spec)
     itemsize = getattr(torch, spec.dtype).itemsize
-    most = 0
+    most = token_bytes = state_bytes = 0
     for rank in range(ranks):
-        shard = shard_model(spec, rank, ranks) if ranks > 1 else None
+        shard = shard_model(spec, rank, ranks, whole_experts=whole_experts) if ranks > 1 else None
         model = empty_model(spec, shard)
         assert dict(model.named_parameters()).keys() == table.keys()
         most = max(most, sum(value.numel() * _bytes(spec, name, value, itemsize) for name, value in model.named_parameters()))
-    text = shard_model(spec, 0, ranks).spec.text if ranks > 1 else spec.text
-    return Outlook(ranks, most, text.token_bytes(itemsize), text.state_bytes(itemsize))
+        text = model.spec.text
+        token_bytes, state_bytes = max(token_bytes, text.token_bytes(itemsize)), max(state_bytes, text.state_bytes(itemsize))
+    return Outlook(ranks, most, token_bytes, state_bytes)
 
 
 def _bytes(spec: ModelSpec, name: str, value: torch.Tensor, itemsize: int) -> int:

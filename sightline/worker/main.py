@@ -1,6 +1,7 @@
-"""The first lines of a worker process: `python -m sightline.worker.main ADDRESS PARENT`; engine/process_executor.py starts it.
+"""The first lines of a worker process: `python -m sightline.worker.main ADDRESS PARENT [ENGINE]`.
 
-It is connected, and tied to its engine, before torch is imported, which takes seconds.
+engine/process_executor.py starts it, or engine/launched.py for an engine that is not its parent. It is connected, and
+tied to its parent, before torch is imported, which takes seconds.
 """
 
 import signal
@@ -28,7 +29,7 @@ def main() -> int:
         with imports_advance(_teller(socket)):
             from sightline.worker.process import serve
 
-        return serve(socket, parent)
+        return serve(socket, int(sys.argv[3]) if len(sys.argv) > 3 else parent)
 
 
 def _teller(socket: "zmq.SyncSocket") -> Callable[[], None]:

@@ -63,8 +63,8 @@ class RankBroken(Exception):
 
 
 class WorkerServer:
-    def __init__(self, worker: Worker, send: Callable[[FromWorker], None], parent: int, rank: RankInfo | None = None) -> None:
-        self._worker, self._send, self._parent, self._rank = worker, send, parent, rank
+    def __init__(self, worker: Worker, send: Callable[[FromWorker], None], engine: int, rank: RankInfo | None = None) -> None:
+        self._worker, self._send, self._engine, self._rank = worker, send, engine, rank
         self._told_memory = time.monotonic()
 
     @property
@@ -106,7 +106,7 @@ class WorkerServer:
     def _with_pixels(self, items: tuple[EncodeItem, ...], pixels: tuple[SharedPixels, ...]) -> tuple[EncodeItem, ...]:
         found = list(items)
         for shared in pixels:
-            descriptor = os.open(f"/proc/{self._parent}/fd/{shared.descriptor}", os.O_RDWR)
+            descriptor = os.open(f"/proc/{self._engine}/fd/{shared.descriptor}", os.O_RDWR)
             try:
                 array = shared_memory.as_array(descriptor, shared.shape)
             finally:
@@ -142,7 +142,9 @@ def load(message: Load, send: Callable[[FromWorker], None]) -> Worker:
     return worker
 
 
-def serve(socket: "zmq.SyncSocket", parent: int) -> int:
+def serve(socket: "zmq.SyncSocket", engine: int) -> int:
+    """The life of a worker process; its exit code. `engine`: the process whose open files messages name."""
+
     def send(message: FromWorker) -> None:
         socket.send_multipart(to_frames(message))
 
@@ -162,7 +164,7 @@ def serve(socket: "zmq.SyncSocket", parent: int) -> int:
             send(Broken(failure.message, failure.kind == "rank_lost"))
             return 1
         raise
-    server = WorkerServer(worker, send, parent, first.rank)
+    server = WorkerServer(worker, send, engine, first.rank)
     try:
         while True:
             if not server.busy:

@@ -103,6 +103,17 @@ def test_a_rank_that_is_harmed_mid_stream(fragile: RunningServer, harm: Callable
     assert errors.count("restart") == 1 and "Traceback" not in errors, errors
 
 
+def test_a_rank_that_is_killed_while_nothing_is_asked(fragile: RunningServer) -> None:
+    """Red when the first who asks afterwards finds out."""
+    before, told = text_of(exchange(fragile, request(QUESTION))), len(fragile.errors)
+    fragile.until_idle()
+    kill(ranks_of(fragile)[1])
+    wait_for(lambda: fragile.http.get("/ready").status_code == 503 or None, "the death to be seen")
+    wait_for(lambda: fragile.http.get("/ready").status_code == 200 or None, "the next engine")
+    assert "rank 1 of 2 was killed by signal 9;" in fragile.errors[told:]
+    assert text_of(exchange(fragile, request(QUESTION))) == before
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_runs_out_of_memory(tmp_path: Path, rank: int) -> None:
     """In its encode of a large image. Red when the others wait for it, or nobody is told which one it was."""
