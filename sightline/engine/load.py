@@ -53,6 +53,7 @@ def make_engine(
     """The host's side over a worker that is loaded. `page_limit_s` is how long rendering a page of a PDF may take."""
     memory_bytes = config.decode_memory_mb * _MEGABYTE
     decoder = MediaDecoder(choose_decode_threads(config.decode_threads), memory_bytes, page_limit_s)
+    decoder.get_ready()
     return Engine(executor, decoder, tokenizer, config, max_model_len, seed, drafter)
 
 

@@ -53,7 +53,7 @@ def test_resolutions() -> None:
 
 
 @pytest.mark.parametrize("form", ["jpeg", "png", "webp"])
-@pytest.mark.parametrize("content", ["noise", "photo"])
+@pytest.mark.parametrize("content", ["noise", "photo", "screen"])
 def test_pictures_are_files_of_their_kind(form: Any, content: Any) -> None:
     kind = ImageKind("90x120", content, form)
     image = opened(make_image(kind, (1, 1, 1)))
@@ -78,9 +78,22 @@ def test_photographs_have_the_sizes_of_photographs() -> None:
     assert np.abs(np.diff(pixels, axis=1)).mean() < 0.5 * pixels.std()  # neighbours resemble each other
 
 
+# Red if "screenshots" are photographs, blank or always the same: real ones have a few hundred colours, mostly in runs, and PNG
+# files of 0.2 to 2 bits a pixel.
+def test_screens_have_the_nature_of_screenshots() -> None:
+    files = [file_of(make_image(ImageKind("720p", "screen", "png"), (1, 1, number)).url) for number in range(6)]
+    for file in files:
+        assert 0.15 < len(file) * 8 / (1280 * 720) < 3
+        pixels = np.asarray(Image.open(io.BytesIO(file)))
+        colours = len(np.unique(pixels.reshape(-1, 3), axis=0))
+        runs = (pixels[:, 1:] == pixels[:, :-1]).all(axis=-1).mean()
+        assert 100 < colours < 10_000 and runs > 0.8 and (pixels[1:] != pixels[:-1]).any(axis=(1, 2)).mean() > 0.5
+    assert len(set(files)) == 6
+
+
 @pytest.mark.parametrize("resolution", ["1x1", "3x500", "16x16"])
 def test_odd_sizes(resolution: str) -> None:
-    for content in ("noise", "photo"):
+    for content in ("noise", "photo", "screen"):
         assert opened(make_image(ImageKind(resolution, content), (0, 1, 2))).size == parse_resolution(resolution)
 
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sightline.bench.load.body import Medium
+from sightline.bench.load.screens import screen
 from sightline.errors import ConfigError
 
-Content = Literal["noise", "photo", "random", "blank"]  # random: noise, as sglang.bench_serving calls it
+Content = Literal["noise", "photo", "random", "blank", "screen"]  # random: noise, as sglang.bench_serving calls it
 Format = Literal["jpeg", "png", "webp"]
 
 RESOLUTIONS = {  # width, height
@@ -99,4 +100,4 @@ def blank(random: np.random.Generator, width: int, height: int) -> NDArray[np.ui
     return np.full((height, width, 3), 255, np.uint8)
 
 
-_DRAWN = {"noise": noise, "random": noise, "photo": photo, "blank": blank}
+_DRAWN = {"noise": noise, "random": noise, "photo": photo, "blank": blank, "screen": screen}
