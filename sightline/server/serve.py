@@ -22,6 +22,7 @@ from sightline.config import Config
 from sightline.errors import ConfigError
 from sightline.host_memory import keep_freed_memory, keep_from_the_collector
 from sightline.media.digests import Digester
+from sightline.media.known_files import KnownFiles
 from sightline.media.pillow import silence_warnings
 from sightline.models.files import ModelFiles, find_folder, read_files_of
 from sightline.server.admission import AdmissionBudget
@@ -64,6 +65,7 @@ class _Server:
         self._request_log = RequestLog() if server.log_requests else None
         self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
         self._digester = Digester()
+        self._known_files = KnownFiles(server.kept_media_bytes)
         self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self._socket = _listen(server.host, server.port)
         self._draining = asyncio.Event()
@@ -109,6 +111,7 @@ class _Server:
             observer=self._metrics,
             pool=self._pool,
             digester=self._digester,
+            known_files=self._known_files,
             forms=self._forms,
             keys=KeyRing(server.api_key, server.admin_api_key),
             admission=self._admission,

@@ -336,7 +336,10 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
         (["--video-repeat", "1.5"], "The video's share of repeated frames is 1.5, but must be from 0 to 1"),
         (["--image-resolution", "90-40"], "the range '90-40' ends before it begins"),
         (["--image-count", "-1"], "The image count is -1, but must be at least 0"),
-        (["--dataset-name", "mmmu", "--output-len", "3-9"], "The output length is 3-9, but the dataset 'mmmu' takes one number"),
+        (
+            ["--dataset-name", "mmmu", "--output-len", "3-9"],
+            "The output length is 3-9, but the dataset 'mmmu' takes one number",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
