@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from benchmarks.benchmark import Benchmark, Results
 from sightline.cli.flags import Parser, add_flags, from_flags
@@ -27,6 +28,13 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="streams at once whose tokens are charged to the processor (default: 32 128)",
     )
+    parser.add_argument(
+        "--conversations",
+        type=int,
+        default=9,
+        metavar="N",
+        help="of 12 rounds, each with one more 1080p PNG screenshot, to take medians over (default: 9; 0: none)",
+    )
     add_flags(parser, ModelConfig)
 
 
@@ -41,7 +49,7 @@ def run(arguments: argparse.Namespace) -> Results:
             raise ConfigError(f"{name} is {value}, but must be at least 1.")
     print(f"milliseconds of the processor per image, medians, one core; the target is {TARGET_MS:g}")
     print("images  body, MB   tokens" + "".join(f"{stage:>9s}" for stage in STAGES) + "    total   total of the request")
-    costs, trip, again, charged = [], None, None, []
+    costs, trip, again, charged, talk = [], None, None, [], None
     with model_files(from_flags(ModelConfig, arguments)) as files:
         with one_core():
             for count in sorted(set(arguments.images)):
@@ -63,7 +71,26 @@ def run(arguments: argparse.Namespace) -> Results:
             print("streams   processor, us per token   tokens per second that one core can pass on")
             for each in charged:
                 print(f"{each.streams:7d}{each.processor_us:26.1f}{each.tokens_per_second:46.0f}")
-    return Results("cpu", report(costs, arguments.repeats, trip, again, charged))
+        if arguments.conversations > 0:
+            talk = _conversation(files.folder, arguments.conversations)
+    return Results("cpu", report(costs, arguments.repeats, trip, again, charged, talk))
+
+
+def _conversation(model: Path, conversations: int) -> dict[str, object]:
+    from benchmarks.measure.conversation_cost import SCREENS, as_json, conversation_cost
+    from benchmarks.measure.timed_server import STAGES
+
+    found: dict[str, object] = {"image": "PNG 1080p, screen", "conversations": conversations}
+    print("a conversation of screenshots over HTTP: milliseconds of the API process on the clock, and of the client")
+    for known in (False, True):
+        print("known files by comparing" if known else "every file hashed and read again")
+        print("round  body, MB" + "".join(f"{stage:>8s}" for stage in STAGES) + "     all  client")
+        costs = conversation_cost(model, conversations, SCREENS, known)
+        for cost in costs:
+            shares = "".join(f"{cost.stages[stage]:8.2f}" for stage in STAGES)
+            print(f"{cost.number:5d}{cost.body_mb:10.2f}{shares}{sum(cost.stages.values()):8.2f}{cost.client_ms:8.2f}")
+        found["known" if known else "hashed_again"] = as_json(costs)
+    return found
 
 
 BENCHMARK = Benchmark("api", "what a request with images costs the API process, on one core; no weights", add_options, run)

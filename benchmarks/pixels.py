@@ -30,6 +30,13 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--quality", type=int, default=90, metavar="N", help="of the JPEG files (default: 90)")
     parser.add_argument("--decoder", choices=("gpu", "cpu", "auto"), help="only what this setting means here (default: all)")
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="JPEG files to compare the decoders' pixels on as well")
+    parser.add_argument(
+        "--formats",
+        nargs="?",
+        const="1080p",
+        metavar="SIZE",
+        help="only what decoding a screen of this size costs one core, by format: PNG, WebP, JPEG (without a size: 1080p)",
+    )
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="runs to take medians over (default: 20)")
     add_flags(parser, ModelConfig)
 
@@ -45,6 +52,8 @@ def run(arguments: argparse.Namespace) -> Results:
     for count in arguments.images:
         if count < 1:
             raise ConfigError(f"--images is {count}, but must be at least 1.")
+    if arguments.formats is not None:
+        return _formats(arguments)
     if not 1 <= arguments.quality <= 100:
         raise ConfigError(f"--quality is {arguments.quality}, but must be from 1 to 100.")
     config = config_from_flags(arguments)
@@ -73,6 +82,17 @@ def run(arguments: argparse.Namespace) -> Results:
     finally:
         bench.close()
     return Results(device_name(device), as_json(bench, costs, errors, rows), figures(costs, bench.settings))
+
+
+def _formats(arguments: argparse.Namespace) -> Results:
+    from benchmarks.measure.formats import as_json, measure, table
+    from sightline.errors import ConfigError
+
+    if arguments.repeats < 1:
+        raise ConfigError(f"--repeats is {arguments.repeats}, but must be at least 1.")
+    costs = measure(arguments.formats, arguments.repeats)
+    print(table(costs))
+    return Results("cpu", as_json(costs, arguments.formats, arguments.repeats))
 
 
 def _costs(

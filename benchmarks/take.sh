@@ -47,7 +47,7 @@ for part in "${parts[@]}"; do
     stages) bench stages $python -m benchmarks.stages "${model[@]}" --repeats 5 --plot "$out/stages.png" ;;
     pages) bench pages $python -m benchmarks.pages "${model[@]}" ;;
     lookahead) bench lookahead $python -m benchmarks.lookahead "${model[@]}" --image-resolution 1080p --a=--no-async-encode --b=--async-encode ;;
-    start) bench start $python -m benchmarks.start --serve "$size --load-format dummy" ;;
+    start) bench start $python -m benchmarks.start --serve "$size --load-format dummy" --fresh-caches ;;
     server) serving bench targets $python -m benchmarks.targets --port "$port" --model m ;;
     soak) serving bench soak $sightline bench soak --port "$port" --model m --admin-api-key soak --minutes "${MINUTES:-10}" ;;
     *) echo "there is no part $part"; exit 2 ;;

@@ -17,7 +17,7 @@ from sightline.errors import ConfigError, UserError
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("--only", metavar="KEY,...", help="take these figures only (default: all)")
+    parser.add_argument("--only", metavar="KEY,...", help="take these jobs only (default: all)")
     parser.add_argument("--name", default="", metavar="TEXT", help="of the model, for keys: ttft_ms.TEXT.560 (default: none)")
     parser.add_argument("--list", action="store_true", help="measure nothing: print commands, and what --summary has")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="PNG to draw, all figures as shares of their targets")
@@ -26,7 +26,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from benchmarks.measure.target_jobs import JOBS, named
+    from benchmarks.measure.target_jobs import JOBS
     from benchmarks.measure.target_table import figure_table
     from sightline.bench.summary import values_of
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     found, failures = _measure(arguments, keys)
     shown = {**(values_of(arguments.summary) if arguments.summary is not None else {}), **found}
-    print("\n" + figure_table(shown, None if arguments.summary is not None else [named(key, arguments.name) for key in keys]))
+    print("\n" + figure_table(shown, None if arguments.summary is not None else list(found)))
     _draw(arguments, shown)
     for key, failure in failures.items():
         print(f"{key} was not taken: {failure}")
@@ -61,25 +61,30 @@ def _draw(arguments: argparse.Namespace, values: dict[str, float]) -> None:
 
 def _measure(arguments: argparse.Namespace, keys: list[str]) -> tuple[dict[str, float], dict[str, str]]:
     """Figures, and what went wrong. Each figure is kept as soon as it is there."""
-    from benchmarks.measure.target_jobs import JOBS, NoFigureError, figures_of, named
+    from benchmarks.measure.target_jobs import JOBS, NoFigureError, figures_of, keys_of, named, shares_of
     from benchmarks.measure.target_table import as_fields
     from sightline.bench.summary import add_to_summary
 
     seed = chosen_seed(arguments)
     device = _device(arguments)
     found: dict[str, float] = {}
+    plain: dict[str, float] = {}  # without the name of the model
     failures: dict[str, str] = {}
     records = {}
     for number, key in enumerate(keys):
+        new: dict[str, float] = {}
         try:
             records[key] = _record(arguments, JOBS[key], seed + number)
-            new = {named(one, arguments.name): value for one, value in figures_of(key, records[key]).items()}
+            plain |= figures_of(key, records[key])
+            given = {**figures_of(key, records[key]), **shares_of(plain)}
+            new = {named(one, arguments.name): value for one, value in given.items()}
             found |= new
         except (NoFigureError, UserError) as error:
             failures[key] = str(error)
-        kept = found.get(named(key, arguments.name))
-        print(f"{key:22s} {kept:12,.2f}" if kept is not None else f"{key:22s} {failures[key]}", flush=True)
-        if arguments.summary is not None and kept is not None:
+        for one in keys_of(key):
+            kept = new.get(named(one, arguments.name))
+            print(f"{one:24s} {kept:12,.2f}" if kept is not None else f"{one:24s} {failures[key]}", flush=True)
+        if arguments.summary is not None and new:
             add_to_summary(arguments.summary, new, f"sightline bench {JOBS[key]}", device)
         if arguments.json is not None:
             about = {"benchmark": "targets", "device": device, "seed": seed}

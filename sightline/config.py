@@ -374,7 +374,9 @@ class ServerConfig:
     drain_timeout_s: float = setting(30.0, "After SIGTERM, how long requests in progress may still take.")
     worker_threads: int = setting(4, "Threads that parse bodies, digest media and build prompts.")
     kept_media_mb: int = setting(
-        256, "Encoded files that the engine process keeps, so that those of a conversation are not sent to it again."
+        256,
+        "Encoded files that the API process and an engine process keep, each so many, so that those of a conversation are "
+        "neither hashed nor sent to the engine again.",
     )
 
     @property

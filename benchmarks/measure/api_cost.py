@@ -198,6 +198,7 @@ def report(
     trip: RoundTrip | None = None,
     again: tuple[RoundTrip, RoundTrip] | None = None,
     streams: Sequence[StreamCost] = (),
+    conversation: dict[str, object] | None = None,
 ) -> dict[str, object]:
     """What the JSON file holds. again: of known images, their files sent each time and kept."""
     over_http: dict[str, object] = {}
@@ -206,6 +207,8 @@ def report(
     if again is not None:
         sent, kept = (_trip_fields(each) for each in again)
         over_http["known_images"] = {"images": MANY, "sent_each_time": sent, "kept": kept}
+    if conversation is not None:
+        over_http["conversation"] = conversation
     if streams:
         over_http["streams"] = [
             {

@@ -60,9 +60,9 @@ def round_trip(model: Path, body: bytes, requests: int, kept_media_mb: int = _KE
         with socket.create_connection((address.hostname, address.port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_WARM_UP):
-                _ask(connection, body)
+                ask(connection, body)
             before = processor_seconds(server.process.pid)
-            times = [_ask(connection, body) for _ in range(requests)]
+            times = [ask(connection, body) for _ in range(requests)]
             spent = processor_seconds(server.process.pid) - before
     return RoundTrip(
         send=_tenths([send for send, _ in times]),
@@ -72,7 +72,7 @@ def round_trip(model: Path, body: bytes, requests: int, kept_media_mb: int = _KE
     )
 
 
-def _ask(connection: socket.socket, body: bytes) -> tuple[float, float]:
+def ask(connection: socket.socket, body: bytes) -> tuple[float, float]:
     """Milliseconds of `send` and `answer`."""
     time.sleep(_PAUSE_S)
     began = time.perf_counter()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -27,12 +27,19 @@ class ServerError(UserError):
 class ServerProcess:
     """Times are seconds since the process was started."""
 
-    def __init__(self, flags: Sequence[str], log: Path, patience_s: float, module: Sequence[str] = SERVE) -> None:
+    def __init__(
+        self,
+        flags: Sequence[str],
+        log: Path,
+        patience_s: float,
+        module: Sequence[str] = SERVE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._log, self._patience_s = log, patience_s
         command = [sys.executable, "-m", *module, *flags]
         self._started = time.perf_counter()
         with log.open("wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment)
 
     @property
     def age(self) -> float:
@@ -80,10 +87,15 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def serving(flags: Sequence[str], patience_s: float = 600.0, module: Sequence[str] = SERVE) -> Iterator[ServerProcess]:
+def serving(
+    flags: Sequence[str],
+    patience_s: float = 600.0,
+    module: Sequence[str] = SERVE,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ServerProcess]:
     """A server that is being started; it is stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(flags, Path(folder) / "log", patience_s, module)
+        server = ServerProcess(flags, Path(folder) / "log", patience_s, module, environment)
         try:
             yield server
         finally:

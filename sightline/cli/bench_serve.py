@@ -20,12 +20,14 @@ from sightline.cli.bench_target import (
 from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sightline.bench.load.ranges import IntRange
     from sightline.bench.load.serve import ServeConfig
 
 # Names that benchmarks have for one thing: chat requests to an OpenAI-compatible server. The first is ours.
 _BACKENDS = ("openai-chat", "sglang-oai-chat", "vllm-chat", "lmdeploy-chat")
 _EXPLANATION = """\
 Sends chat requests to any OpenAI-compatible server and prints throughput and latencies.
+--image-count, --image-resolution and --output-len may be ranges such as 0-3, from which each request or picture draws its own.
 Names of options and of figures follow `vllm bench serve` and `sglang.bench_serving` where they mean the same."""
 
 
@@ -47,7 +49,7 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--max-concurrency", type=int, metavar="N", help="most requests under way at once (default: no limit)")
     parser.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)")
     parser.add_argument("--input-len", type=int, default=128, metavar="N", help="text tokens per request (default: 128)")
-    parser.add_argument("--output-len", type=int, default=128, metavar="N", help="most tokens of an answer (default: 128)")
+    parser.add_argument("--output-len", type=_range, default="128", metavar="N", help="most tokens of an answer (default: 128)")
     parser.add_argument(
         "--random-range-ratio",
         type=float,
@@ -66,7 +68,7 @@ def add_command(actions: Any) -> None:
     )
     parser.add_argument("--ignore-eos", action="store_true", help="answers go on until --output-len")
     parser.add_argument("--no-stream", action="store_true", help="ask for whole answers; only their end is timed")
-    parser.add_argument("--image-count", type=int, default=1, metavar="N", help="pictures per request (default: 1)")
+    parser.add_argument("--image-count", type=_range, default="1", metavar="N", help="pictures per request (default: 1)")
     parser.add_argument(
         "--distinct-images", type=int, metavar="N", help="show only so many different pictures (default: each is new)"
     )
@@ -77,12 +79,28 @@ def add_command(actions: Any) -> None:
     parser.add_argument("--video-frames", type=int, default=32, metavar="N", help="(default: 32)")
     parser.add_argument("--video-fps", type=int, default=8, metavar="N", help="(default: 8)")
     parser.add_argument(
+        "--video-content",
+        choices=("photo", "screen"),
+        default="photo",
+        help="a window that wanders over a picture like a photograph, or a recording of a drawn screen (default: photo)",
+    )
+    parser.add_argument(
+        "--video-repeat",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of frames that are equal to the one before; the others come in bursts (default: 0)",
+    )
+    parser.add_argument(
         "--again", action="store_true", help="send every request once before the clock starts, so that the server knows it"
     )
     parser.add_argument(
         "--summary-key",
         metavar="KEY",
         help="what the figure is called in --summary: ttft_ms.SIZE, repeat_ttft_ms.SIZE, serve_rps.SIZE, decode_tok_s.N, ...",
+    )
+    parser.add_argument(
+        "--return-timings", action="store_true", help="ask a Sightline server what its tower took, and keep it (tower_ms)"
     )
     parser.add_argument("--save-texts", action="store_true", help="keep the answers' texts in --output, too")
     parser.add_argument("--no-progress", action="store_true", help="no bars")
@@ -97,7 +115,7 @@ def _add_other_spellings(parser: argparse.ArgumentParser) -> None:
     """Flags of sglang.bench_serving that mean what ours mean; `--help` shows ours alone."""
     quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("--random-input-len", dest="input_len", type=int, metavar="N", **quiet)
-    parser.add_argument("--random-output-len", dest="output_len", type=int, metavar="N", **quiet)
+    parser.add_argument("--random-output-len", dest="output_len", type=_range, metavar="N", **quiet)
     parser.add_argument("--warmup-requests", dest="num_warmups", type=int, metavar="N", **quiet)
     parser.add_argument("--output-file", dest="output", type=Path, metavar="FILE", **quiet)
     parser.add_argument("--disable-stream", dest="no_stream", action="store_true", **quiet)
@@ -106,6 +124,15 @@ def _add_other_spellings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra-request-body", dest="extra_body", metavar="JSON", **quiet)
     # A chat request always goes through the model's template.
     parser.add_argument("--apply-chat-template", dest="always_on", action="store_true", **quiet)
+
+
+def _range(text: str) -> "IntRange":
+    from sightline.bench.load.ranges import int_range
+
+    try:
+        return int_range(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -133,7 +160,13 @@ def run(arguments: argparse.Namespace) -> int:
             image_count=arguments.image_count,
             distinct_images=arguments.distinct_images,
             media_position=arguments.media_position,
-            video=VideoKind(arguments.video_resolution, arguments.video_frames, arguments.video_fps),
+            video=VideoKind(
+                arguments.video_resolution,
+                arguments.video_frames,
+                arguments.video_fps,
+                arguments.video_content,
+                arguments.video_repeat,
+            ),
             path=arguments.dataset_path,
         ),
         num_prompts=arguments.num_prompts,
@@ -146,6 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
         extra_body=extra_body(arguments),
         progress=not arguments.no_progress,
         tokenizer=arguments.tokenizer,
+        return_timings=arguments.return_timings,
     )
     done = bench_serve(config, say=lambda line: print(line, file=sys.stderr))
     busy = done.device_busy_share
@@ -178,7 +212,7 @@ def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig", 
         "num_warmups": arguments.num_warmups,
         "again": arguments.again,
         "input_len": arguments.input_len,
-        "output_len": arguments.output_len,
+        "output_len": arguments.output_len.shown,
         "random_range_ratio": arguments.random_range_ratio,
         "ignore_eos": arguments.ignore_eos,
         "stream": not arguments.no_stream,
@@ -187,7 +221,7 @@ def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig", 
     }
     if arguments.dataset_name == "image":
         settings |= {
-            "image_count": arguments.image_count,
+            "image_count": arguments.image_count.shown,
             "image_resolution": arguments.image_resolution,
             "distinct_images": arguments.distinct_images,
             "media_position": arguments.media_position,
@@ -198,6 +232,8 @@ def _settings(arguments: argparse.Namespace, model: str, config: "ServeConfig", 
             "video_resolution": arguments.video_resolution,
             "video_frames": arguments.video_frames,
             "video_fps": arguments.video_fps,
+            "video_content": arguments.video_content,
+            "video_repeat": arguments.video_repeat,
             "media_position": arguments.media_position,
         }
     return settings

@@ -104,12 +104,14 @@ def add_image_flags(parser: argparse.ArgumentParser, resolutions: bool = False) 
         sizes = ["720p", "1080p", "2k"]
         group.add_argument("--resolutions", nargs="+", default=sizes, metavar="SIZE", help=f"{SIZES} (default: 720p 1080p 2k)")
     else:
-        group.add_argument("--image-resolution", default="1080p", metavar="SIZE", help=f"{SIZES} (default: 1080p)")
+        ranged = f"{SIZES}, or a range such as 300-1600 for both sides (default: 1080p)"
+        group.add_argument("--image-resolution", default="1080p", metavar="SIZE", help=ranged)
     group.add_argument(
         "--image-content",
-        choices=("noise", "photo", "random", "blank"),
+        choices=("noise", "photo", "random", "blank", "screen"),
         default="photo",
-        help="like photographs; random pixels (noise or random), whose files are several times larger; white (default: photo)",
+        help="like photographs; random pixels (noise or random), whose files are several times larger; white; screens, drawn "
+        "with windows and text (default: photo)",
     )
     group.add_argument("--image-format", choices=("jpeg", "png", "webp"), default="jpeg", help="(default: jpeg)")
     group.add_argument("--image-quality", type=int, default=85, metavar="N", help="of jpeg and webp (default: 85)")

@@ -25,7 +25,8 @@ from sightline.types import EMBEDDINGS, EmbeddingsHeader, MediaItem
 from sightline.worker.step_input import EncodeInput, EncodeItem, EncodeOutput, OffloadCopy
 
 _MOST_REMEMBERED = 65_536  # files that the GPU could not decode
-_CPU = "cpu"  # the name of the decoder on the host
+# The name of all decoders on the host: their pixels are Pillow's, bit for bit (tests/media/test_png_pixels.py).
+_CPU = "cpu"
 _NONE = "none"  # of embeddings that came as such
 
 

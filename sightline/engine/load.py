@@ -77,6 +77,7 @@ def make_engine(
     decoder = MediaDecoder(
         choose_decode_threads(config.decode_threads), memory_bytes, page_limit_s, config.share_repeated_frames
     )
+    decoder.get_ready()
     return Engine(executor, decoder, tokenizer, config, max_model_len, seed, drafter)
 
 

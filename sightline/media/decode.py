@@ -17,6 +17,7 @@ from sightline.media.ffmpeg import ffmpeg_errors, open_video, rgb_converter, vid
 from sightline.media.frames import unpack_frames
 from sightline.media.jpeg import START, count_scans
 from sightline.media.pillow import open_for_pixels, pillow_errors
+from sightline.media.png_pixels import png_pixels
 from sightline.types import FRAMES, ImageHeader, MediaRef, VideoHeader
 
 if TYPE_CHECKING:
@@ -43,7 +44,14 @@ def decode_image(ref: MediaRef, cancelled: Cancelled = never) -> NDArray[np.uint
     if header.format == "RGB":  # raw pixels
         return np.frombuffer(ref.data, np.uint8).reshape(header.height, header.width, 3)
     with pillow_errors(ref.source, _needed(header)):
-        return _pixels(_decoded(ref, header, cancelled), cancelled)
+        opened = _opened(ref, cancelled)
+        pixels = png_pixels(opened, ref.data, cancelled)
+        if pixels is None:
+            return _pixels(_upright(opened, ref, header), cancelled)
+        if header.orientation != 1:
+            return _pixels(_upright(Image.fromarray(pixels), ref, header), cancelled)
+        _check_size(opened, ref, header)
+        return pixels
 
 
 def decode_image_resized(ref: MediaRef, height: int, width: int) -> NDArray[np.uint8]:
@@ -51,7 +59,8 @@ def decode_image_resized(ref: MediaRef, height: int, width: int) -> NDArray[np.u
     header = ref.header
     assert isinstance(header, ImageHeader) and header.format != "RGB"
     with pillow_errors(ref.source, _needed(header)):
-        return np.asarray(_decoded(ref, header, never).resize((width, height), Image.Resampling.BICUBIC))
+        upright = _upright(_opened(ref, never), ref, header)
+        return np.asarray(upright.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _needed(header: ImageHeader | VideoHeader) -> int:
@@ -59,20 +68,27 @@ def _needed(header: ImageHeader | VideoHeader) -> int:
     return 7 * header.width * header.height
 
 
-def _decoded(ref: MediaRef, header: ImageHeader, cancelled: Cancelled) -> Image.Image:
-    """The image in RGB and in display orientation, of the size that its header says."""
+def _opened(ref: MediaRef, cancelled: Cancelled) -> ImageFile.ImageFile:
     if ref.data.startswith(START):
         count_scans(ref.data, ref.source)
-    image = _turned(open_for_pixels(ref.data, cancelled), header.orientation)
-    image.load()  # the size and the mode of some formats are final only then
-    if image.mode != "RGB":
-        image = image.convert("RGB")
+    return open_for_pixels(ref.data, cancelled)
+
+
+def _upright(image: Image.Image, ref: MediaRef, header: ImageHeader) -> Image.Image:
+    """The image in RGB and in display orientation, of the size that its header says."""
+    turned = _turned(image, header.orientation)
+    turned.load()  # the size and the mode of some formats are final only then
+    rgb = turned if turned.mode == "RGB" else turned.convert("RGB")
+    _check_size(rgb, ref, header)
+    return rgb
+
+
+def _check_size(image: Image.Image, ref: MediaRef, header: ImageHeader) -> None:
     if image.size != (header.width, header.height):
         raise MediaError(
             f"Image {ref.source} cannot be used: it decodes to {image.width}x{image.height} pixels, "
             f"but its header says {header.width}x{header.height}."
         )
-    return image
 
 
 def _pixels(image: Image.Image, cancelled: Cancelled) -> NDArray[np.uint8]:
@@ -88,7 +104,7 @@ def _pixels(image: Image.Image, cancelled: Cancelled) -> NDArray[np.uint8]:
     return pixels
 
 
-def _turned(image: ImageFile.ImageFile, orientation: int) -> Image.Image:
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
     """What ImageOps.exif_transpose gives, without the EXIF data that it writes anew: seconds per megabyte of it."""
     if isinstance(image, TiffImageFile):  # turns itself when it is loaded, if a tag says so; XMP is left to us
         return ImageOps.exif_transpose(image)

@@ -24,7 +24,7 @@ MAX_CHUNKS = 200_000
 _HEADER = struct.Struct(">I4s")  # length of the payload, name; payload and a 4-byte checksum follow
 _NAME = re.compile(rb"\w{4}")  # what Pillow takes for a name; it stops reading at anything else
 _PIXELS = (b"IDAT", b"fdAT")
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and alpha, RGBA
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and alpha, RGBA
 _METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # the chunks in which Pillow looks for an orientation
 
 
@@ -39,7 +39,7 @@ class PngChunk(NamedTuple):
 
 
 def check_chunk_count(data: bytes, source: str) -> None:
-    for number, _ in enumerate(_chunks(data)):
+    for number, _ in enumerate(chunks(data)):
         if number >= MAX_CHUNKS:
             raise MediaError(f"Image {source} cannot be read: its PNG file has more than {MAX_CHUNKS:,} chunks.")
 
@@ -47,11 +47,9 @@ def check_chunk_count(data: bytes, source: str) -> None:
 def bytes_per_pixel(data: bytes) -> int:
     """Of a PNG that Pillow could open, from its IHDR (the costliest, if there are several); a part of a byte counts as one."""
     headers = [
-        data[chunk.start : chunk.end]
-        for chunk in itertools.takewhile(_is_before_pixels, _chunks(data))
-        if chunk.name == b"IHDR"
+        data[chunk.start : chunk.end] for chunk in itertools.takewhile(_is_before_pixels, chunks(data)) if chunk.name == b"IHDR"
     ]
-    return max(_CHANNELS[payload[9]] * (2 if payload[8] == 16 else 1) for payload in headers)
+    return max(CHANNELS[payload[9]] * (2 if payload[8] == 16 else 1) for payload in headers)
 
 
 def _is_before_pixels(chunk: PngChunk) -> bool:
@@ -65,20 +63,20 @@ def metadata_first(data: bytes, animated: bool) -> bytes:
     """
     pixels_at = 0
     late = []
-    for chunk in _chunks(data):
+    for chunk in chunks(data):
         if chunk.name in _PIXELS:
             pixels_at = pixels_at or chunk.offset
         elif pixels_at and (chunk.name == b"IEND" or (animated and chunk.name == b"fcTL")):
             break
         elif pixels_at and chunk.name in _METADATA and chunk.end <= len(data):
             # Pillow does not verify the checksum of a late chunk, but it does that of an early one: write it anew.
-            late.append(_written(chunk.name, data[chunk.start : chunk.end]))
+            late.append(written(chunk.name, data[chunk.start : chunk.end]))
     if not late:
         return data
-    return b"".join((data[:pixels_at], *late, _written(b"IDAT", b""), _written(b"IEND", b"")))
+    return b"".join((data[:pixels_at], *late, written(b"IDAT", b""), written(b"IEND", b"")))
 
 
-def _chunks(data: bytes) -> Iterator[PngChunk]:
+def chunks(data: bytes) -> Iterator[PngChunk]:
     offset = len(SIGNATURE)
     while offset + _HEADER.size <= len(data):
         length, name = _HEADER.unpack_from(data, offset)
@@ -89,5 +87,5 @@ def _chunks(data: bytes) -> Iterator[PngChunk]:
         offset = start + length + 4
 
 
-def _written(name: bytes, payload: bytes) -> bytes:
+def written(name: bytes, payload: bytes) -> bytes:
     return _HEADER.pack(len(payload), name) + payload + struct.pack(">I", zlib.crc32(payload, zlib.crc32(name)))

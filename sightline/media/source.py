@@ -31,6 +31,7 @@ from sightline.media.files import path_of_url, read_file
 from sightline.media.frame_sources import FrameSources, frames_of
 from sightline.media.frames import pack_frames
 from sightline.media.header import read_image_header, read_video_header
+from sightline.media.known_files import KnownFile, TenantFiles
 from sightline.media.limits import (
     ByteAllowance,
     Kind,
@@ -75,9 +76,10 @@ def load_media(
     clock: StageClock | None = None,
     budget: RequestBudget | None = None,
     name: str = "",
+    known: TenantFiles | None = None,
 ) -> list[MediaRef]:
     """One image or video, or the pages of a PDF, which `budget` is told of as images. `name` is what to call it, by default
-    where it is from."""
+    where it is from. `known` are files that came before, and is told of this one."""
     clock = clock or StageClock()
     if isinstance(source, MediaRef):
         return [source]
@@ -93,27 +95,34 @@ def load_media(
         check_listed_frames(f"Video {frames.name}", len(frames.sources), limits)
         return [_packed(frames, [load_image(frame, limits, clock, budget) for frame in frames.sources], clock)]
     own_name, data = _named_bytes(kind, source, limits, clock, budget, name)
-    return _references(kind, data, own_name, limits, clock, budget)
+    return _references(kind, data, own_name, limits, clock, budget, known)
 
 
 def load_all(
-    sources: Sequence[tuple[Kind, Any, str]], limits: MediaConfig, clock: StageClock, budget: RequestBudget, digester: Digester
+    sources: Sequence[tuple[Kind, Any, str]],
+    limits: MediaConfig,
+    clock: StageClock,
+    budget: RequestBudget,
+    digester: Digester,
+    known: TenantFiles | None = None,
 ) -> list[list[MediaRef]]:
     """load_media of each (kind, source, name) in turn, but for the digests of plain files, which are taken side by side."""
     found: list[list[MediaRef]] = []
     plain: list[tuple[int, Kind, bytes, ImageHeader | VideoHeader, str]] = []
     for kind, source, name in sources:
         if kind == "pdf" or (kind == "video" and frames_of(source) is not None):
-            found.append(load_media(kind, source, limits, clock, budget, name))
+            found.append(load_media(kind, source, limits, clock, budget, name, known))
             continue
         own_name, data = _named_bytes(kind, source, limits, clock, budget, name)
         with clock.stage("header"):
-            plain.append((len(found), kind, data, _header(kind, data, own_name, limits), own_name))
-        found.append([])
+            before = _known(kind, data, own_name, limits, known)
+            if before is None:
+                plain.append((len(found), kind, data, _header(kind, data, own_name, limits), own_name))
+        found.append([before] if before is not None else [])
     with clock.stage("header"):
         digests = digester.digests([data for _, _, data, _, _ in plain])
     for (index, kind, data, header, own_name), digest in zip(plain, digests, strict=True):
-        found[index] = [_reference_of(kind, data, digest, header, own_name)]
+        found[index] = [_reference_of(kind, data, digest, header, own_name, known)]
     return found
 
 
@@ -129,6 +138,7 @@ class AsyncLoader:
     budget: RequestBudget | None = None
     executor: Executor | None = None  # has the threads; by default the loop's
     on_fetched: Callable[[int], None] | None = None  # told, on the loop, how many bytes come in; what it raises ends the fetch
+    known: TenantFiles | None = None  # files that came before
 
     async def load(self, kind: Kind, source: Any, clock: StageClock | None = None, name: str = "") -> list[MediaRef]:
         clock = clock or StageClock()
@@ -138,12 +148,12 @@ class AsyncLoader:
             stills = [ref for frame in frames.sources for ref in await self.load("image", frame, clock)]
             return [await self._in_thread(_packed, frames, stills, clock)]
         if not (isinstance(source, str) and scheme_of(source) in ("http", "https")):
-            return await self._in_thread(load_media, kind, source, self.limits, clock, self.budget, name)
+            return await self._in_thread(load_media, kind, source, self.limits, clock, self.budget, name, self.known)
         own_name = name or display_name(source)
         allowance = ByteAllowance(kind, own_name, self.limits, self.budget, self.on_fetched)
         with clock.stage("fetch"):
             data = await fetch_async(source, self.limits, allowance, self.resolver)
-        return await self._in_thread(_references, kind, data, own_name, self.limits, clock, self.budget)
+        return await self._in_thread(_references, kind, data, own_name, self.limits, clock, self.budget, self.known)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)
@@ -165,7 +175,13 @@ def _named_bytes(
 
 
 def _references(
-    kind: Kind, data: bytes, name: str, limits: MediaConfig, clock: StageClock, budget: RequestBudget | None
+    kind: Kind,
+    data: bytes,
+    name: str,
+    limits: MediaConfig,
+    clock: StageClock,
+    budget: RequestBudget | None,
+    known: TenantFiles | None,
 ) -> list[MediaRef]:
     with clock.stage("header"):
         if kind == "pdf":
@@ -173,28 +189,51 @@ def _references(
             if budget is not None:
                 budget.take_items(["image"] * len(pages))
             return pages
-        return [_reference_of(kind, data, digest_of(data), _header(kind, data, name, limits), name)]
+        before = _known(kind, data, name, limits, known)
+        if before is not None:
+            return [before]
+        return [_reference_of(kind, data, digest_of(data), _header(kind, data, name, limits), name, known)]
 
 
-def _reference_of(kind: Kind, data: bytes, digest: bytes, header: ImageHeader | VideoHeader, name: str) -> MediaRef:
+def _known(kind: Kind, data: bytes, name: str, limits: MediaConfig, known: TenantFiles | None) -> MediaRef | None:
+    """A file that came before, in the bytes that are kept, so that those which have just come can go."""
+    found = known.find(kind, data) if known is not None else None
+    if found is None or kind == "pdf":
+        return None
+    _check(kind, found.header, name, limits)
+    return MediaRef(kind, found.data, found.digest, found.header, name)
+
+
+def _reference_of(
+    kind: Kind,
+    data: bytes,
+    digest: bytes,
+    header: ImageHeader | VideoHeader,
+    name: str,
+    known: TenantFiles | None,
+) -> MediaRef:
     assert kind != "pdf", "a PDF is its pages"
+    if known is not None:
+        known.keep(kind, KnownFile(data, digest, header))
     return MediaRef(kind, data, digest, header, name)
 
 
 def _header(kind: Kind, data: bytes, name: str, limits: MediaConfig) -> ImageHeader | VideoHeader:
     """What the file says of itself, within limits."""
-    subject = f"{kind.capitalize()} {name}"
     if not data:
-        raise MediaError(f"{subject} cannot be read: it is empty.")
-    if kind == "image":
-        image = read_image_header(data, name)
-        check_size(subject, image.width, image.height, limits)
-        check_image_work(subject, image, limits)
-        return image
-    video = read_video_header(data, name, limits.max_video_frames)
-    check_size(subject, video.width, video.height, limits)
-    check_video(subject, video.duration, limits)
-    return video
+        raise MediaError(f"{kind.capitalize()} {name} cannot be read: it is empty.")
+    header = read_image_header(data, name) if kind == "image" else read_video_header(data, name, limits.max_video_frames)
+    _check(kind, header, name, limits)
+    return header
+
+
+def _check(kind: Kind, header: ImageHeader | VideoHeader, name: str, limits: MediaConfig) -> None:
+    subject = f"{kind.capitalize()} {name}"
+    check_size(subject, header.width, header.height, limits)
+    if isinstance(header, ImageHeader):
+        check_image_work(subject, header, limits)
+    else:
+        check_video(subject, header.duration, limits)
 
 
 def _from_embeddings(given: ImageEmbeddings, limits: MediaConfig, budget: RequestBudget | None) -> MediaRef:

@@ -56,7 +56,7 @@ class PreparedChat:
         )
 
 
-def begin_chat(context: ServerContext, body: ChatRequest, files: Files, on_loop: bool) -> BegunChat:
+def begin_chat(context: ServerContext, body: ChatRequest, files: Files, on_loop: bool, caller: str) -> BegunChat:
     model, params = context.check_model(body.model), sampling_params(context, body)
     form = response_format_of(body, context.prompts.template.call_form)
     params = replace(params, stop=(*params.stop, *form.stop))
@@ -65,7 +65,8 @@ def begin_chat(context: ServerContext, body: ChatRequest, files: Files, on_loop:
         raise ApiError(400, "echo repeats a message that is continued, but continue_final_message is not set.", param="echo")
     kwargs = template_kwargs(context.prompts.template, body)
     fields = (body.messages, form.tools, kwargs, options_of(body))
-    draft = draft_prompt(context, *fields, files, on_loop, continues=bool(body.continue_final_message))
+    known = context.known_files.of(context.tenant(caller, body.cache_salt))
+    draft = draft_prompt(context, *fields, files, on_loop, bool(body.continue_final_message), known)
     return BegunChat(body, model, form, params, draft, beginning if body.echo else "")
 
 
@@ -89,8 +90,8 @@ class ChatEndpoint:
     def media_urls(self, body: ChatRequest) -> Iterator[str]:
         return media_urls(body.messages)
 
-    def begin(self, context: ServerContext, body: ChatRequest, files: Files, on_loop: bool) -> BegunChat:
-        return begin_chat(context, body, files, on_loop)
+    def begin(self, context: ServerContext, body: ChatRequest, files: Files, on_loop: bool, caller: str) -> BegunChat:
+        return begin_chat(context, body, files, on_loop, caller)
 
     async def prepare(
         self, context: ServerContext, begun: BegunChat, call: Call, caller: str, entry: Entry

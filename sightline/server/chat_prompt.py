@@ -12,6 +12,7 @@ import pybase64
 
 from sightline.media.arrays import ImageEmbeddings
 from sightline.media.data_url import EmbeddedFile
+from sightline.media.known_files import TenantFiles
 from sightline.media.limits import Kind, RequestBudget
 from sightline.media.lookups import LOOK_UPS
 from sightline.media.source import AsyncLoader, load_all
@@ -91,6 +92,7 @@ class PromptDraft:
     budget: RequestBudget
     clock: StageClock  # told of each stage
     continues: bool = False  # the last message goes on
+    known: TenantFiles | None = None  # files that came before
     refs: list[list[MediaRef]] | None = None  # of each that is wanted: one, or the pages of a file
     prompt: ChatPrompt | None = None
 
@@ -104,6 +106,7 @@ def draft_prompt(
     files: Files,
     on_loop: bool,
     continues: bool = False,
+    known: TenantFiles | None = None,
 ) -> PromptDraft:
     """As much as can be done without waiting, all of it in one go where media are small and come with the body: a change of
     threads takes as long as a small picture. `on_loop` says that the event loop must not be held up."""
@@ -113,12 +116,12 @@ def draft_prompt(
             fault = f"{medium.name} has type 'image_embeds', which this server does not take (enable_mm_embeds)."
             raise ApiError(400, fault, param=medium.name, code="unsupported_value")
     budget = context.prompts.budget_for([medium.kind for medium in wanted])
-    draft = PromptDraft(for_template, wanted, tools, chat_template_kwargs, budget, StageClock(), continues)
+    draft = PromptDraft(for_template, wanted, tools, chat_template_kwargs, budget, StageClock(), continues, known)
     if not wanted:
         draft.refs = []
     elif not on_loop and all(_is_inline(medium) for medium in wanted) and _characters(wanted) <= _SMALL:
         media = [(medium.kind, medium.url, medium.name) for medium in wanted]
-        draft.refs = load_all(media, context.config.media, draft.clock, budget, context.digester)
+        draft.refs = load_all(media, context.config.media, draft.clock, budget, context.digester, known)
     if draft.refs is not None:
         try:
             draft.prompt = _build(context, draft, draft.refs, _ON_LOOP_S if on_loop else None)
@@ -148,7 +151,7 @@ async def complete_prompt(context: ServerContext, draft: PromptDraft, caller: st
     """`entry` is told of bytes that are fetched."""
     prompt, refs = draft.prompt, draft.refs
     if prompt is None or refs is None:
-        refs = await _load_all(context, draft.wanted, caller, draft.clock, draft.budget, entry)
+        refs = await _load_all(context, draft, caller, entry)
         prompt = await asyncio.get_running_loop().run_in_executor(context.pool, _build, context, draft, refs)
     for medium, (ref, *_) in zip(draft.wanted, refs, strict=True):
         if medium.uuid is not None and ref.data:
@@ -255,17 +258,12 @@ def _embeddings(given: Embeddings, where: str) -> ImageEmbeddings:
     return ImageEmbeddings(data, given.dtype, (rows, embedding_width), given.width, given.height)
 
 
-async def _load_all(
-    context: ServerContext,
-    wanted: Sequence[MediaWanted],
-    caller: str,
-    clock: StageClock,
-    budget: RequestBudget,
-    entry: Entry,
-) -> list[list[MediaRef]]:
+async def _load_all(context: ServerContext, draft: PromptDraft, caller: str, entry: Entry) -> list[list[MediaRef]]:
     """Bytes, digest and header of each medium, side by side. The first that cannot be had ends the loading of the others."""
+    wanted, clock = draft.wanted, draft.clock
     clocks = [StageClock() for _ in wanted]  # each is used in a thread
-    loader = AsyncLoader(context.config.media, LOOK_UPS.resolver(caller), budget, context.pool, entry.grow)
+    resolver = LOOK_UPS.resolver(caller)
+    loader = AsyncLoader(context.config.media, resolver, draft.budget, context.pool, entry.grow, draft.known)
 
     async def one(medium: MediaWanted, own: StageClock) -> list[MediaRef]:
         if medium.url is None:

@@ -40,7 +40,9 @@ class CompletionEndpoint:
     def media_urls(self, body: CompletionRequest) -> Iterator[str]:
         return iter(())
 
-    def begin(self, context: ServerContext, body: CompletionRequest, files: Files, on_loop: bool) -> BegunCompletion:
+    def begin(
+        self, context: ServerContext, body: CompletionRequest, files: Files, on_loop: bool, caller: str
+    ) -> BegunCompletion:
         model, params = context.check_model(body.model), sampling_params(context, body)
         resolve(context, params)  # what is wrong with it is said before prompts are read
         prompts = _prompts(body.prompt)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sightline.config import Config
 from sightline.media.digests import Digester
+from sightline.media.known_files import KnownFiles
 from sightline.models.files import ModelFiles
 from sightline.prompt.builder import PromptBuilder
 from sightline.server.admission import AdmissionBudget
@@ -19,6 +20,7 @@ from sightline.server.engine_group import EngineGroup
 from sightline.server.errors import ApiError, unavailable
 from sightline.server.media_names import MediaNames
 from sightline.server.observer import Observer, RequestRecord
+from sightline.submission import tenant_of
 
 EMBEDDED_NAME = "sightline-embedded"
 
@@ -31,6 +33,7 @@ class ServerContext:
     observer: Observer
     pool: ThreadPoolExecutor  # for what takes longer than about a millisecond
     digester: Digester
+    known_files: KnownFiles
     forms: ThreadPoolExecutor  # for forms of answers, which may take seconds to judge: nobody else waits behind them
     keys: KeyRing
     admission: AdmissionBudget
@@ -48,6 +51,10 @@ class ServerContext:
     def weight_version(self) -> str:
         """SGLang's word for which weights answer: the revision that was asked for."""
         return self.config.model.revision or "default"
+
+    def tenant(self, caller: str, cache_salt: str | None) -> str:
+        """Who may share caches with this request."""
+        return tenant_of("" if self.config.server.share_caches_between_keys else caller, cache_salt or "")
 
     def require_serving(self) -> None:
         if self.draining.is_set():

@@ -66,7 +66,7 @@ class Endpoint(Protocol[B, I]):
     def media_urls(self, body: B) -> Iterator[str]:
         """The URLs of its images and videos."""
 
-    def begin(self, context: ServerContext, body: B, files: Files, on_loop: bool) -> I:
+    def begin(self, context: ServerContext, body: B, files: Files, on_loop: bool, caller: str) -> I:
         """Checks a body and does all that needs no waiting: on the event loop what takes no time, in a thread all of it."""
 
     async def prepare(
@@ -184,10 +184,12 @@ class _Exchange(Generic[B, I]):
         body, self._body = self._body, []  # no longer than needed: it may be large
         try:
             if sum(map(len, body)) <= SMALL_BODY:
-                begun = self._begin(body, on_loop=True)
+                begun = self._begin(body, True, caller)
             else:
                 try:
-                    begun = await asyncio.get_running_loop().run_in_executor(self._context.pool, self._begin, body, False)
+                    begun = await asyncio.get_running_loop().run_in_executor(
+                        self._context.pool, self._begin, body, False, caller
+                    )
                 finally:
                     body.clear()  # a thread that comes to a request whose client has left would hold it until then
             del body
@@ -195,7 +197,7 @@ class _Exchange(Generic[B, I]):
         except UserError as error:
             raise refused(error) from None
 
-    def _begin(self, parts: list[Part], on_loop: bool) -> I:
+    def _begin(self, parts: list[Part], on_loop: bool, caller: str) -> I:
         body, files = b"".join(parts), dict[str, EmbeddedFile]()
         parts.clear()
         if self._context.config.server.log_content:
@@ -204,7 +206,7 @@ class _Exchange(Generic[B, I]):
         else:
             parsed, files = parse_with_files(body, self._decoder, self._endpoint.media_urls)
         del body
-        return self._endpoint.begin(self._context, parsed, files, on_loop)
+        return self._endpoint.begin(self._context, parsed, files, on_loop, caller)
 
     async def _written(self, reply: ReplyWriter) -> bytes:
         if self._call.completion_tokens <= SMALL_ANSWER:

@@ -178,7 +178,7 @@ class Operations:
         with self._context.admission.open() as entry:
             body, caller = await self._body(request, self._count, entry)
             try:
-                begun, origins = await self._off_loop(begin_count, self._context, body)
+                begun, origins = await self._off_loop(begin_count, self._context, body, caller)
                 return json_response(await finish_count(self._context, begun, origins, caller, entry))
             except UserError as error:
                 raise refused(error) from None
@@ -217,6 +217,7 @@ class Operations:
 
     async def flush_cache(self, request: Request) -> Response:
         self._context.keys.require_admin(request.headers)
+        self._context.known_files.clear()
         await self._context.engine.flush()
         return Response(b"{}", media_type="application/json")
 

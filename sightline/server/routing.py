@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sightline.submission import Submission
 
-# How far above the others' average an engine's unfinished requests may be before others get its share. While nobody has to wait in
-# it: half as many again, or as far as chance alone brings it (standard deviations of a Poisson distribution), and two more.
+# How far above the others' average an engine's unfinished requests may be before others get its share. While nobody has to wait
+# in it: half as many again, or as far as chance alone brings it (standard deviations of a Poisson distribution), and two more.
 _FACTOR, _DEVIATIONS, _SLACK = 1.5, 3, 2
 # Where all have to wait they wait in proportion, so little more than the average.
 _FULL_FACTOR, _FULL_SLACK = 1.1, 1

@@ -11,6 +11,7 @@ from sightline.config import Config
 from sightline.engine.messages import LoadProgress, Ready
 from sightline.host_memory import keep_from_the_collector
 from sightline.media.digests import Digester
+from sightline.media.known_files import KnownFiles
 from sightline.models.files import find_folder, read_files_of
 from sightline.server.admission import AdmissionBudget
 from sightline.server.auth import KeyRing
@@ -42,6 +43,7 @@ class Runtime:
         self._folder = find_folder(config.model)
         self._pool = ThreadPoolExecutor(config.server.worker_threads, thread_name_prefix="intake")
         self._digester = Digester()
+        self._known_files = KnownFiles(config.server.kept_media_bytes)
         self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
         self.draining = asyncio.Event()
         server = config.server
@@ -60,6 +62,7 @@ class Runtime:
             observer=self._observer,
             pool=self._pool,
             digester=self._digester,
+            known_files=self._known_files,
             forms=self._forms,
             keys=KeyRing(server.api_key, server.admin_api_key),
             admission=self._admission,

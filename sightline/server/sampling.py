@@ -11,7 +11,7 @@ from sightline.sampling_params import ResolvedSampling, resolve_sampling
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
 from sightline.server.protocol import ChatRequest, CompletionRequest, Message, TextPart, UserMessage
-from sightline.submission import Submission, answer_returns, end_tokens_of, of_tenant, tenant_of
+from sightline.submission import Submission, answer_returns, end_tokens_of, of_tenant
 from sightline.timing import StageClock
 from sightline.types import Request, SamplingParams
 
@@ -78,8 +78,7 @@ def submission(
     caller: str,
 ) -> Submission:
     """A prompt with all that the engine needs to answer it; `sampling` is what `params` came to."""
-    shared, several = context.config.server.share_caches_between_keys, context.config.server.data_parallel_size > 1
-    tenant = tenant_of("" if shared else caller, body.cache_salt or "")
+    several, tenant = context.config.server.data_parallel_size > 1, context.tenant(caller, body.cache_salt)
     return Submission(
         request=of_tenant(request, tenant),
         sampling=sampling,

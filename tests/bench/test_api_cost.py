@@ -36,17 +36,22 @@ def test_costs(tiny_checkpoints: dict[str, Path]) -> None:
 @pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
-    over_http = ["--round-trips", "3", "--streams", "4"]
+    over_http = ["--round-trips", "3", "--streams", "4", "--conversations", "1"]
     assert benchmark(["api", "--images", "2", "1", "--repeats", "1", *over_http, "--json", str(kept)]) == 0
     figures = json.loads(kept.read_text())
     assert [row["images"] for row in figures["rows"]] == [1, 2]
     assert figures["rows"][1]["total_ms_per_image"] == pytest.approx(figures["rows"][1]["total_ms"] / 2, abs=0.01)
-    assert len(capsys.readouterr().out.splitlines()) == 4 + 4 + 2 + 2
+    assert len(capsys.readouterr().out.splitlines()) == 4 + 4 + 2 + 2 + 1 + 2 * (2 + 12)
     trip = figures["round_trip"]
     for which in ("tenth", "median", "ninth_tenth"):
         assert 0 < trip["send_ms"][which] < trip["ttft_ms"][which] and 0 < trip["answer_ms"][which] <= trip["ttft_ms"][which]
     known = figures["known_images"]
     assert known["images"] == 8 and all(known[way]["ttft_ms"]["median"] > 0 for way in ("sent_each_time", "kept"))
+    talk = figures["conversation"]["known"]
+    assert [found["round"] for found in talk] == list(range(12)) and talk[11]["body_mb"] > 6 * talk[0]["body_mb"]
+    assert all(found["known_ms"] > 0 and found["client_ms"] > 0 for found in talk)
+    assert talk[11]["digest_ms"] < 0.5 * figures["conversation"]["hashed_again"][11]["digest_ms"]
+    assert all(found["api_ms"] >= found["prompt_ms"] > 0 for found in talk)
     (streams,) = figures["streams"]
     assert streams["streams"] == 4 and streams["processor_us_per_token"] > 0
     assert benchmark(["api", "--images", "0"]) == 1

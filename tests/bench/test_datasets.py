@@ -1,7 +1,9 @@
 """What is sent: pictures, clips, texts and files of one's own, the same for the same seed."""
 
 import io
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from sightline.bench.load.custom import read_custom
 from sightline.bench.load.datasets import DatasetConfig, check_memory, make_samples, share_out
 from sightline.bench.load.images import RESOLUTIONS, ImageKind, make_image, parse_resolution
 from sightline.bench.load.mmmu import read_mmmu
-from sightline.bench.load.videos import VideoKind, make_video
+from sightline.bench.load.ranges import IntRange, int_range
+from sightline.bench.load.videos import VideoKind, make_video, when_changed
 from sightline.errors import ConfigError
 
 
@@ -53,7 +56,7 @@ def test_resolutions() -> None:
 
 
 @pytest.mark.parametrize("form", ["jpeg", "png", "webp"])
-@pytest.mark.parametrize("content", ["noise", "photo"])
+@pytest.mark.parametrize("content", ["noise", "photo", "screen"])
 def test_pictures_are_files_of_their_kind(form: Any, content: Any) -> None:
     kind = ImageKind("90x120", content, form)
     image = opened(make_image(kind, (1, 1, 1)))
@@ -78,9 +81,22 @@ def test_photographs_have_the_sizes_of_photographs() -> None:
     assert np.abs(np.diff(pixels, axis=1)).mean() < 0.5 * pixels.std()  # neighbours resemble each other
 
 
+# Red if "screenshots" are photographs, blank or always the same: real ones have a few hundred colours, mostly in runs, and PNG
+# files of 0.2 to 2 bits a pixel.
+def test_screens_have_the_nature_of_screenshots() -> None:
+    files = [file_of(make_image(ImageKind("720p", "screen", "png"), (1, 1, number)).url) for number in range(4)]
+    for file in files:
+        assert 0.15 < len(file) * 8 / (1280 * 720) < 3
+        pixels = np.asarray(Image.open(io.BytesIO(file)))
+        colours = len(np.unique(pixels.reshape(-1, 3), axis=0))
+        runs = (pixels[:, 1:] == pixels[:, :-1]).all(axis=-1).mean()
+        assert 100 < colours < 10_000 and runs > 0.8 and (pixels[1:] != pixels[:-1]).any(axis=(1, 2)).mean() > 0.3
+    assert len(set(files)) == 4
+
+
 @pytest.mark.parametrize("resolution", ["1x1", "3x500", "16x16"])
 def test_odd_sizes(resolution: str) -> None:
-    for content in ("noise", "photo"):
+    for content in ("noise", "photo", "screen"):
         assert opened(make_image(ImageKind(resolution, content), (0, 1, 2))).size == parse_resolution(resolution)
 
 
@@ -147,6 +163,29 @@ def test_clips_have_their_frames() -> None:
     config = DatasetConfig("video", video=VideoKind("32x32", 2, 1))
     kinds = [[part["type"] for part in parts_of(sample)] for sample in make_samples(config, 2, 1.0)]
     assert kinds == [["video_url", "text"]] * 2
+
+
+# Red if frames that repeat differ once they are decoded, or not as many repeat as were asked for.
+@pytest.mark.parametrize("content", ["photo", "screen"])
+def test_frames_that_repeat(content: Any) -> None:
+    clip = make_video(VideoKind("96x128", 40, 4, content, 0.8), (1, 2, 3))
+    with av.open(io.BytesIO(file_of(clip.url))) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    changes = [(one != other).any() for one, other in itertools.pairwise(frames)]
+    assert len(frames) == 40 and sum(changes) == (7 if content == "screen" else pytest.approx(7, abs=1))
+    assert clip.url == make_video(VideoKind("96x128", 40, 4, content, 0.8), (1, 2, 3)).url
+
+
+def test_changes_come_in_bursts() -> None:
+    """Red if not as many frames change as the share says, the first is none, or changes are strewn about."""
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        frames, repeat = int(random.integers(1, 200)), float(random.random())
+        changes = when_changed(random, frames, repeat)
+        assert len(changes) == frames and changes[0] and sum(changes) == max(1, round(frames * (1 - repeat)))
+        begins = sum(now and not before for before, now in itertools.pairwise(changes))
+        assert begins <= -(-(sum(changes) - 1) // 12)
+    assert when_changed(np.random.default_rng(0), 5, 1.0) == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize(("per_word", "words"), [(1.0, 60), (1.5, 40), (6.0, 10), (500.0, 1)])
@@ -231,6 +270,54 @@ def test_lengths_are_drawn_from_a_share_of_them_on() -> None:
     assert {(len(sample.messages[0]["content"].split()), sample.output_len) for sample in fixed} == {(40, 20)}
     least = make_samples(DatasetConfig("text", input_len=3, output_len=2, range_ratio=0.0), 99, 1.0)
     assert {sample.output_len for sample in least} == {1, 2}
+
+
+def test_ranges_of_a_request() -> None:
+    """Red if an end of a range is never drawn, a number outside is, or the same seed draws others."""
+    config = DatasetConfig("image", image=ImageKind("40-90"), image_count=IntRange(0, 3), output_len=IntRange(3, 6), seed=4)
+    samples = make_samples(config, 60, 1.0)
+    counts = [len(urls_of(sample)) if isinstance(sample.messages[0]["content"], list) else 0 for sample in samples]
+    assert set(counts) == {0, 1, 2, 3} and {sample.output_len for sample in samples} == {3, 4, 5, 6}
+    pictures = [url for sample, count in zip(samples, counts, strict=True) if count for url in urls_of(sample)]
+    sizes = [Image.open(io.BytesIO(file_of(url))).size for url in pictures]
+    sides = [side for size in sizes for side in size]
+    assert min(sides) >= 40 and max(sides) <= 90 and len(set(sides)) > 20 and any(width != height for width, height in sizes)
+    assert len(set(pictures)) == len(pictures)
+    again = make_samples(config, 60, 1.0)
+    assert [sample.output_len for sample in again] == [sample.output_len for sample in samples]
+    assert [url for sample, count in zip(again, counts, strict=True) if count for url in urls_of(sample)] == pictures
+    few = make_samples(replace(config, distinct_images=5), 60, 1.0)
+    assert len({url for sample, count in zip(few, counts, strict=True) if count for url in urls_of(sample)}) == 5
+    half = make_samples(replace(config, range_ratio=0.5, input_len=40), 60, 1.0)
+    assert {sample.output_len for sample in half} == {3, 4, 5, 6}  # the ratio is of lengths that are no range
+
+
+def test_numbers_draw_what_they_drew_before_there_were_ranges() -> None:
+    """Red if runs of earlier records cannot be repeated: the same seed must give the same bytes."""
+    config = DatasetConfig("image", image=ImageKind("24x32"), image_count=2, output_len=20, range_ratio=0.5, seed=9)
+    samples = make_samples(config, 3, 1.0)
+    assert [sample.output_len for sample in samples] == [13, 11, 13]
+    urls = [make_image(ImageKind("24x32"), (9, 1, number)).url for number in range(6)]
+    assert [url for sample in samples for url in urls_of(sample)] == urls
+
+
+@pytest.mark.parametrize(("text", "said"), [("3-1", "ends before"), ("a", "neither"), ("1-", "neither"), ("", "neither")])
+def test_ranges_that_are_none(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        int_range(text)
+
+
+def test_ranges_of_sides() -> None:
+    assert [str(side) for side in ImageKind("300-1600").sides] == ["300-1600"] * 2
+    assert [str(int_range(text)) for text in ("0-3", "7", "5-5")] == ["0-3", "7", "5"]
+    assert int_range("7").shown == 7 and int_range("0-3").shown == "0-3"
+    for wrong, said in (("9-3", "ends before"), ("0-9", "at least 1 pixel")):
+        with pytest.raises(ConfigError, match=said):
+            ImageKind(wrong)
+    with pytest.raises(ConfigError, match="webp files have at most"):
+        ImageKind("10-20000", format="webp")
+    with pytest.raises(ConfigError, match="'mmmu' takes one number"):
+        DatasetConfig("mmmu", output_len=IntRange(1, 2))
 
 
 # ---- MMMU

@@ -13,6 +13,7 @@ from PIL import Image
 
 from bench.stub import RunningStub, stream, usage
 from benchmarks.__main__ import main as benchmark
+from benchmarks.measure.start import compiler_caches
 from sightline.bench.load.soak import KINDS
 from sightline.bench.load.soak_report import Holding, SoakConfig, Tally, complaints, growth
 from sightline.bench.server_process import ServerError, serving
@@ -34,6 +35,24 @@ def test_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < start["listening_s"] <= start["ready_s"] <= start["answer_s"] and start["device"] == "cpu"
     assert json.loads(summary.read_text())["start_s"]["value"] == pytest.approx(starts[1]["answer_s"], abs=1e-3)
     assert "start 2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_first_start_has_empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if caches of compilers are those that were there, are others in the second start, or stay behind; or if the figures
+    are of the wrong start."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/nowhere")
+    with compiler_caches(True) as first:
+        folders = {first[name] for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")}
+        assert "/nowhere" not in folders and len(folders) == 3 and "HF_HOME" in first
+        assert all(Path(folder).parent.is_dir() for folder in folders)
+    assert not any(Path(folder).parent.exists() for folder in folders)
+    kept, summary = tmp_path / "start.json", tmp_path / "summary.json"
+    assert benchmark([*START, "--fresh-caches", "--json", str(kept), "--summary", str(summary)]) == 0
+    starts, known = json.loads(kept.read_text())["starts"], json.loads(summary.read_text())
+    assert [known[key]["value"] for key in ("start_first_s", "start_s")] == [
+        pytest.approx(start["answer_s"], abs=1e-3) for start in starts
+    ]
 
 
 def test_a_server_that_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:

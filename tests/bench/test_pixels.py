@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main as benchmark
-from benchmarks.measure import pixels
+from benchmarks.measure import formats, pixels
 from benchmarks.measure.pixels import CONTENTS, PixelBench, PixelCost, error_files, figures, make_files
 from benchmarks.measure.stage_floors import Rates
 from benchmarks.measure.stages import StageBench, make_shapes
@@ -18,6 +18,7 @@ from sightline.config import Config, ModelConfig
 from sightline.encoder.gpu_decode import GpuDecoder
 from sightline.encoder.gpu_formats import KINDS
 from sightline.encoder.jpeg_library import JpegLibrary, NvImageCodec
+from sightline.media import png_pixels
 from sightline.media.jpeg_frame import read_frame
 from sightline.worker import build
 
@@ -131,6 +132,24 @@ def test_stages_use_the_decoder_of_the_engine(
         assert calls and set(calls) == {3}
     finally:
         bench.close()
+
+
+def test_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Red if the decoder that is measured is not the engine's, its stages are left out, or wrong pixels pass."""
+    pytest.importorskip("zlib_ng", reason="zlib-ng is not installed")
+    kept = tmp_path / "formats.json"
+    assert benchmark(["pixels", "--formats", "240x400", "--repeats", "1", "--json", str(kept)]) == 0
+    found = {row["name"]: row for row in json.loads(kept.read_text())["formats"]}
+    ours = {name for name, row in found.items() if row["is_ours"]}
+    assert ours == {name for name in found if name.startswith("PNG")} and len(ours) == 7
+    for name in ours:
+        assert set(found[name]["stages"]) == {"inflate", "store", "unfilter", "colours"}
+        assert 0 < sum(found[name]["stages"].values()) < 2 * found[name]["ours_ms"] + 10
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(found)
+    right = png_pixels.png_pixels
+    monkeypatch.setattr(png_pixels, "png_pixels", lambda *files: None if right(*files) is None else right(*files) ^ 1)
+    with pytest.raises(AssertionError, match="are not Pillow's"):
+        formats.measure("240x400", 1)
 
 
 def test_refusals(capsys) -> None:

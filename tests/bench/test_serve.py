@@ -333,12 +333,26 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
         (["--image-quality", "0"], "The image quality is 0"),
         (["--timeout", "0"], "The timeout is 0 s"),
         (["--dataset-name", "video", "--video-resolution", "15x20"], "must have even sides"),
+        (["--video-repeat", "1.5"], "The video's share of repeated frames is 1.5, but must be from 0 to 1"),
+        (["--image-resolution", "90-40"], "the range '90-40' ends before it begins"),
+        (["--image-count", "-1"], "The image count is -1, but must be at least 0"),
+        (
+            ["--dataset-name", "mmmu", "--output-len", "3-9"],
+            "The output length is 3-9, but the dataset 'mmmu' takes one number",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("http://127.0.0.1:9", *flags) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert said in error and error.startswith("sightline: ")
+
+
+def test_a_range_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench("http://127.0.0.1:9", "--output-len", "9-3")
+    assert ended.value.code == 2
+    assert "argument --output-len: the range '9-3' ends before it begins." in capsys.readouterr().err
 
 
 # Red if nothing is seen of a run before its first answer is whole, or bars fill the logs of programs.

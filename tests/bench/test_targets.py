@@ -11,7 +11,7 @@ from PIL import Image
 
 from bench.stub import RunningStub, refusal, stream, usage
 from benchmarks.__main__ import main as benchmark
-from benchmarks.measure.target_jobs import JOBS, NoFigureError, figures_of, value_of
+from benchmarks.measure.target_jobs import JOBS, NoFigureError, figures_of, keys_of, named, shares_of, value_of
 from benchmarks.measure.target_plot import draw_targets, share
 from benchmarks.measure.target_table import TARGETS, TargetFigure, as_fields, figure_table
 from sightline.bench.load.server_metrics import read_metrics
@@ -20,6 +20,9 @@ from sightline.cli.kept_figures import command
 from sightline.cli.main import main, make_parser
 
 from server.running import RunningServer, running  # isort: skip
+
+
+_VIDEO = [key for job in ("video_repeat.90", "video_repeat.0") for key in keys_of(job)]
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +38,16 @@ def summary_after(file: Path, *words: str) -> dict[str, Any]:
 
 # Red if a figure of the table is taken by no command, or a command cannot be read.
 def test_every_job_is_a_command_and_every_key_a_target() -> None:
+    known = {target.key for target in TARGETS}
     for key, job in JOBS.items():
-        assert key in {target.key for target in TARGETS}
+        assert set(keys_of(key)) <= known or set(shares_of(dict.fromkeys(_VIDEO, 1.0))) <= known
         parsed = make_parser().parse(["bench", *job.split()])
-        assert parsed.image_quality == 90 and parsed.image_content == "photo"
+        assert parsed.image_quality == 90 and parsed.image_content == ("screen" if key.startswith("screen") else "photo")
+    mixed = make_parser().parse(["bench", *JOBS["mixed_12rps"].split()])
+    assert mixed.request_rate == 12 and mixed.num_prompts >= 240
+    assert [str(mixed.image_count), mixed.image_resolution, str(mixed.output_len)] == ["0-3", "300-1600", "32-192"]
+    screens = make_parser().parse(["bench", *JOBS["screen_ttft_ms"].split()])
+    assert screens.rounds == 12 and screens.image_format == "png" and screens.output_len <= 32
     assert len({target.key for target in TARGETS}) == len(TARGETS)
 
 
@@ -119,6 +128,62 @@ def test_targets(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFi
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ttft_ms.560")]
     numbers = [float(word) for word in rows[-1].replace(",", "").split() if word.replace(".", "", 1).isdigit()]
     assert any(number == pytest.approx(value, rel=0.01) for number in numbers), (rows, value)
+
+
+# Red if a job's figures are of other rounds or fields than their keys say, or a share is taken of the wrong job.
+def test_jobs_with_several_figures() -> None:
+    rounds = [{"ttft_ms": 100.0 + number, "error": None} for number in range(12)]
+    assert figures_of("screen_ttft_ms", {"kind": "multiturn", "rounds": rounds}) == {
+        "screen_ttft_ms.0": 100.0,
+        "screen_ttft_ms.11": 111.0,
+    }
+    rounds[5]["error"] = "HTTP 500: Broken."
+    with pytest.raises(NoFigureError, match="Broken"):
+        figures_of("screen_ttft_ms", {"kind": "multiturn", "rounds": rounds})
+    mixed = {"kind": "serve", "failed": 0, "p99_itl_ms": 1.0, "median_ttft_ms": 2.0, "p99_ttft_ms": 3.0, "median_itl_ms": 4.0}
+    assert list(figures_of("mixed_12rps", mixed).values()) == [1.0, 2.0, 3.0]
+    clip = {"kind": "serve", "failed": 0, "median_ttft_ms": 40.0, "median_tower_ms": 10.0}
+    some = figures_of("video_repeat.90", clip)
+    assert shares_of(some) == {}
+    all_of_it = {**some, **figures_of("video_repeat.0", {**clip, "median_ttft_ms": 80.0, "median_tower_ms": 100.0})}
+    assert shares_of(all_of_it) == {"video_repeat.tower_share": 0.1, "video_repeat.ttft_share": 0.5}
+    with pytest.raises(NoFigureError, match="does not tell median_tower_ms"):
+        figures_of("video_repeat.90", {**clip, "median_tower_ms": None})
+
+
+# Red if one of the loads of PNG screens, mixed sizes or repeated frames fails on a real server, or its figures are not kept.
+@pytest.mark.slow
+def test_jobs_of_realistic_loads(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {
+        "--rounds 12": "--rounds 12 --input-len 4",
+        "--conversations 3": "--conversations 1",
+        "--resolutions 1080p": "--resolutions 64x64",
+        "--num-prompts 240": "--num-prompts 12",
+        "--num-warmups 12": "--num-warmups 1",
+        "300-1600": "40-160",
+        "32-192": "2-5",
+        "--video-resolution 1080p --video-frames 120": "--video-resolution 64x64 --video-frames 8",
+        "--num-prompts 3": "--num-prompts 1",
+        "--image-resolution 1080p": "--image-resolution 64x64",
+        "--output-len 16": "--output-len 2",
+    }
+    for job in ("screen_ttft_ms", "mixed_12rps", "same_image_rps.96", "video_repeat.90", "video_repeat.0"):
+        command = JOBS[job]
+        for large, less in small.items():
+            command = command.replace(large, less)
+        monkeypatch.setitem(JOBS, job, command)
+    summary, kept = tmp_path / "summary.json", tmp_path / "targets.json"
+    wanted = ("screen_ttft_ms", "mixed_12rps", "same_image_rps.96", "video_repeat.90", "video_repeat.0")
+    flags = ["targets", "--port", str(server.port), "--summary", str(summary), "--json", str(kept), "--only", ",".join(wanted)]
+    assert benchmark([*flags, "--seed", "4", "--name", "tiny"]) == 0
+    known = values_of(summary)
+    keys = [*(key for job in wanted for key in keys_of(job)), "video_repeat.tower_share", "video_repeat.ttft_share"]
+    assert set(known) == {named(key, "tiny") for key in keys} and all(value > 0 for value in known.values())
+    records = json.loads(kept.read_text())["records"]
+    assert [found["images"] for found in records["screen_ttft_ms"]["rounds"]] == list(range(1, 13))
+    assert records["mixed_12rps"]["image_resolution"] == "40-160" and records["mixed_12rps"]["output_len"] == "2-5"
+    assert len(set(records["mixed_12rps"]["output_lens"])) > 1
+    assert records["video_repeat.90"]["video_repeat"] == 0.9 and records["video_repeat.90"]["median_tower_ms"] > 0
 
 
 def test_growth_of_memory_stands_beside_the_images() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from sightline.bench.load.body import Medium, RequestSample, image_part, text_part, video_part
 from sightline.bench.load.custom import read_custom
 from sightline.bench.load.images import ImageKind, make_image
+from sightline.bench.load.ranges import IntRange, as_range
 from sightline.bench.load.texts import random_text
 from sightline.bench.load.videos import VideoKind, make_video
 from sightline.errors import ConfigError
@@ -25,11 +26,11 @@ _WARM_UP = 1 << 20  # numbers of warm-up requests begin here, so that a cache do
 class DatasetConfig:
     name: DatasetName = "image"
     input_len: int = 128  # text tokens per request
-    output_len: int = 128  # most tokens of an answer
-    range_ratio: float = 1.0  # both lengths are drawn for each request, from this share of them to all of them
+    output_len: int | IntRange = 128  # most tokens of an answer; a range is drawn from for each request, as that of pictures
+    range_ratio: float = 1.0  # lengths that are no range are drawn for each request, from this share of them to all of them
     seed: int = 0
     image: ImageKind = field(default_factory=ImageKind)
-    image_count: int = 1
+    image_count: int | IntRange = 1
     distinct_images: int | None = None  # the run shows only so many different ones, again and again; None: each is new
     media_position: Literal["first", "last"] = "first"
     video: VideoKind = field(default_factory=VideoKind)
@@ -38,9 +39,9 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         for name, value, least in (
             ("The input length", self.input_len, 1),
-            ("The output length", self.output_len, 1),
+            ("The output length", as_range(self.output_len).low, 1),
             ("The seed", self.seed, 0),
-            ("The image count", self.image_count, 0),
+            ("The image count", as_range(self.image_count).low, 0),
             ("The number of distinct images", self.distinct_images, 1),
         ):
             if value is not None and value < least:
@@ -49,6 +50,8 @@ class DatasetConfig:
             raise ConfigError(f"The range ratio is {self.range_ratio}, but must be from 0 to 1.")
         if self.name == "custom" and self.path is None:
             raise ConfigError("The dataset 'custom' needs --dataset-path: a file with one JSON object per line.")
+        if self.name in ("custom", "mmmu") and not as_range(self.output_len).is_one:
+            raise ConfigError(f"The output length is {self.output_len}, but the dataset {self.name!r} takes one number.")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ def make_run(
     if config.name == "mmmu":
         from sightline.bench.load.mmmu import read_mmmu
 
-        return share_out(read_mmmu(config.path, config.output_len, config.seed, count + warm_ups), count, warm_ups)
+        return share_out(
+            read_mmmu(config.path, as_range(config.output_len).low, config.seed, count + warm_ups), count, warm_ups
+        )
     measured = make_samples(config, count, tokens_per_word, told=told)
     return RunSamples(measured, make_samples(config, warm_ups, tokens_per_word, warm_up=True))
 
@@ -97,7 +102,7 @@ def make_samples(
     numbers = range(_WARM_UP, _WARM_UP + count) if warm_up else range(count)
     if config.name == "custom":
         assert config.path is not None
-        return _cycled(read_custom(config.path, config.output_len), count, warm_up)
+        return _cycled(read_custom(config.path, as_range(config.output_len).low), count, warm_up)
     if config.name == "image":
         media = _pictures(config, numbers, told)
     elif config.name == "video":
@@ -121,9 +126,11 @@ def make_samples(
 def _lengths(config: DatasetConfig, number: int) -> tuple[int, int]:
     """Tokens of the text and of the answer of one request, as sglang.bench_serving draws them."""
     random = np.random.default_rng((config.seed, 3, number))
-    wanted = (config.input_len, config.output_len)
-    low, high = [max(1, int(length * config.range_ratio)) for length in wanted], [length + 1 for length in wanted]
-    input_len, output_len = random.integers(low, high)
+    answer = as_range(config.output_len)
+    ends = [(max(1, int(end * config.range_ratio)), end) for end in (config.input_len, answer.high)]
+    if not answer.is_one:
+        ends[1] = (answer.low, answer.high)
+    input_len, output_len = random.integers([low for low, _ in ends], [high + 1 for _, high in ends])
     return int(input_len), int(output_len)
 
 
@@ -136,13 +143,18 @@ def user_message(media: list[dict[str, Any]], text: str, position: Literal["firs
 
 def _pictures(config: DatasetConfig, numbers: range, told: Callable[[int], None]) -> list[list[dict[str, Any]]]:
     """The picture parts of each request; pictures that come again are made once."""
-    wanted = [number * config.image_count + index for number in numbers for index in range(config.image_count)]
+    counts = [_picture_count(config, number) for number in numbers]
+    most = as_range(config.image_count).high
+    wanted = [[number * most + index for index in range(count)] for number, count in zip(numbers, counts, strict=True)]
     if config.distinct_images is not None:
-        wanted = [picture % config.distinct_images for picture in wanted]
-    distinct = list(dict.fromkeys(wanted))
+        wanted = [[picture % config.distinct_images for picture in pictures] for pictures in wanted]
+    distinct = list(dict.fromkeys(picture for pictures in wanted for picture in pictures))
     made = dict(zip(distinct, make_images(config.image, (config.seed, 1), distinct, told), strict=True))
-    parts = [image_part(made[picture]) for picture in wanted]
-    return [parts[index * config.image_count : (index + 1) * config.image_count] for index in range(len(numbers))]
+    return [[image_part(made[picture]) for picture in pictures] for pictures in wanted]
+
+
+def _picture_count(config: DatasetConfig, number: int) -> int:
+    return as_range(config.image_count).draw(np.random.default_rng((config.seed, 4, number)))
 
 
 def make_images(

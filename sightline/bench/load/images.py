@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sightline.bench.load.body import Medium
+from sightline.bench.load.ranges import IntRange, as_range, int_range
+from sightline.bench.load.screens import screen
 from sightline.errors import ConfigError
 
-Content = Literal["noise", "photo", "random", "blank"]  # random: noise, as sglang.bench_serving calls it
+Content = Literal["noise", "photo", "random", "blank", "screen"]  # random: noise, as sglang.bench_serving calls it
 Format = Literal["jpeg", "png", "webp"]
 
 RESOLUTIONS = {  # width, height
@@ -30,14 +32,14 @@ _MOST_PIXELS_ON_A_SIDE = {"jpeg": 65535, "png": 65535, "webp": 16383}
 class ImageKind:
     """How the pictures of a run look."""
 
-    resolution: str = "1080p"  # a name of RESOLUTIONS, or height x width
+    resolution: str = "1080p"  # a name of RESOLUTIONS, height x width, or a range that both sides are drawn from
     content: Content = "photo"
     format: Format = "jpeg"
     quality: int = 85
 
     def __post_init__(self) -> None:
         most = _MOST_PIXELS_ON_A_SIDE[self.format]
-        if max(self.size) > most:
+        if max(side.high for side in self.sides) > most:
             raise ConfigError(
                 f"The resolution {self.resolution!r} is too large: {self.format} files have at most {most} a side."
             )
@@ -45,9 +47,28 @@ class ImageKind:
             raise ConfigError(f"The image quality is {self.quality}, but must be from 1 to 100.")
 
     @property
-    def size(self) -> tuple[int, int]:
+    def sides(self) -> tuple[IntRange, IntRange]:
         """Width, height."""
-        return parse_resolution(self.resolution)
+        if re.fullmatch(r"\d+-\d+", self.resolution):
+            both = _side_range(self.resolution)
+            return both, both
+        width, height = parse_resolution(self.resolution)
+        return as_range(width), as_range(height)
+
+    def size(self, random: np.random.Generator) -> tuple[int, int]:
+        """Width, height of one picture."""
+        width, height = self.sides
+        return (width.low, height.low) if width.is_one and height.is_one else (width.draw(random), height.draw(random))
+
+
+def _side_range(text: str) -> IntRange:
+    try:
+        sides = int_range(text)
+    except ValueError as error:
+        raise ConfigError(f"The resolution {text!r} is none: {error}.") from None
+    if sides.low < 1:
+        raise ConfigError(f"The resolution {text!r} begins with {sides.low}, but a side has at least 1 pixel.")
+    return sides
 
 
 def parse_resolution(text: str) -> tuple[int, int]:
@@ -64,7 +85,7 @@ def parse_resolution(text: str) -> tuple[int, int]:
 def make_image(kind: ImageKind, seed: Sequence[int]) -> Medium:
     """Another picture for every seed, but for blank ones, which are all the same."""
     random = np.random.default_rng(seed)
-    width, height = kind.size
+    width, height = kind.size(random)
     pixels = _DRAWN[kind.content](random, width, height)
     buffer = io.BytesIO()
     options = {} if kind.format == "png" else {"quality": kind.quality}
@@ -99,4 +120,4 @@ def blank(random: np.random.Generator, width: int, height: int) -> NDArray[np.ui
     return np.full((height, width, 3), 255, np.uint8)
 
 
-_DRAWN = {"noise": noise, "random": noise, "photo": photo, "blank": blank}
+_DRAWN = {"noise": noise, "random": noise, "photo": photo, "blank": blank, "screen": screen}

@@ -56,6 +56,8 @@ def serve_record(
         ("client_queue_time", figures.queued),
     ):
         record.update(spread_fields(name, spread))
+    if figures.tower is not None:
+        record.update(spread_fields("tower", figures.tower))
     record |= {
         "text_came_later": figures.text_came_later,
         "failures": [{"kind": kind, "count": count, "example": example} for kind, count, example in figures.failures],

@@ -11,6 +11,7 @@ from sightline.bench.load.datasets import DatasetConfig, make_run
 from sightline.bench.load.generate import Body, LoadResult, generate_load
 from sightline.bench.load.progress import Bar
 from sightline.bench.load.server_metrics import busy_seconds, fetch_metrics
+from sightline.bench.load.server_timings import with_timings
 from sightline.bench.load.statistics import Statistics, statistics
 from sightline.bench.load.target import Target, TargetConfig, TargetError
 from sightline.bench.load.texts import tokens_per_word
@@ -33,6 +34,7 @@ class ServeConfig:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     progress: bool = True
     tokenizer: str | None = None  # folder or Hub id, to count the tokens of answers once more
+    return_timings: bool = False  # ask a Sightline server for what its tower took
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -67,7 +69,8 @@ async def _run(config: ServeConfig, say: Callable[[str], None]) -> ServeRun:
 
 async def _measure(config: ServeConfig, target: Target, tokenizer: Tokenizer | None, say: Callable[[str], None]) -> ServeRun:
     per_word = await words_to_tokens(target, say) if config.dataset.name in ("image", "text", "video") else 1.0
-    options = RequestOptions(target.model, config.stream, config.ignore_eos, config.extra_body)
+    extra_body = with_timings(config.extra_body, target) if config.return_timings else config.extra_body
+    options = RequestOptions(target.model, config.stream, config.ignore_eos, extra_body)
     with Bar("Preparing", config.num_prompts, config.progress) as bar:
         samples = make_run(config.dataset, config.num_prompts, config.num_warmups, per_word, told=bar.set)
         bar.set(config.num_prompts)

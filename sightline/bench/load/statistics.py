@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sightline.bench.load.request_result import RequestResult
+from sightline.bench.load.server_timings import tower_ms
 
 PERCENTILES = (90, 95, 99)
 
@@ -67,6 +68,7 @@ class Statistics:
     tpot: Spread | None
     itl: Spread | None
     queued: Spread | None
+    tower: Spread | None  # of the requests whose server tells; 0 of one without work for the tower
     failures: tuple[tuple[str, int, str], ...]  # kind, how many, the first one's message; most frequent first
 
     @property
@@ -116,6 +118,7 @@ def statistics(
         tpot=Spread.of([time for answer in good if (time := time_per_token(answer)) is not None]),
         itl=Spread.of([gap for answer in good for gap in answer.itls]),
         queued=Spread.of([answer.queued for answer in good]),
+        tower=Spread.of([ms / 1000 for answer in good if (ms := tower_ms(answer)) is not None]),
         failures=count_failures(answers),
     )
 

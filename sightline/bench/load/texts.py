@@ -28,8 +28,11 @@ _PROBE_WORDS = 200
 
 def random_text(tokens: int, tokens_per_word: float, seed: tuple[int, ...]) -> str:
     """Words drawn from a seed, about `tokens` tokens long."""
-    count = max(1, round(tokens / tokens_per_word))
-    return " ".join(np.random.default_rng(seed).choice(_WORDS, count))
+    return random_words(np.random.default_rng(seed), max(1, round(tokens / tokens_per_word)))
+
+
+def random_words(random: np.random.Generator, count: int) -> str:
+    return " ".join(random.choice(_WORDS, count))
 
 
 async def tokens_per_word(client: HttpClient, model: str) -> float | None:

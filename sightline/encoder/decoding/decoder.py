@@ -30,6 +30,7 @@ from sightline.encoder.decoding.repeats import drop_repeats
 from sightline.errors import MediaError, without_addresses
 from sightline.media.decode import decode_image, video_frames
 from sightline.media.decoder_errors import DecodeCancelled, check_cancelled, not_enough_memory
+from sightline.media.png_pixels import get_ready
 from sightline.types import PDF, ImageHeader, MediaItem
 
 log = logging.getLogger("sightline.decoding")
@@ -55,6 +56,10 @@ class MediaDecoder:
         self.bytes_in_flight = 0
         self.decoded = 0
         self.videos_decoded = 0
+
+    def get_ready(self) -> None:
+        """Loads libraries that the first picture would have to wait for, in a thread."""
+        self._threads.submit(get_ready)
 
     def want(self, items: Iterable[MediaItem]) -> None:
         """All that will be needed, most urgent first. What is not among them any more is cancelled and forgotten.

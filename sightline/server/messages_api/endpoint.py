@@ -34,10 +34,10 @@ class MessagesEndpoint:
     def media_urls(self, body: MessagesRequest) -> Iterator[str]:
         return media_urls(body.messages)
 
-    def begin(self, context: ServerContext, body: MessagesRequest, files: Files, on_loop: bool) -> BegunMessage:
+    def begin(self, context: ServerContext, body: MessagesRequest, files: Files, on_loop: bool, caller: str) -> BegunMessage:
         made = translated(body, context.prompts.template)
         with in_words_of(made.origins, NAMES):
-            return BegunMessage(body, begin_chat(context, made.chat, files, on_loop), made.origins)
+            return BegunMessage(body, begin_chat(context, made.chat, files, on_loop, caller), made.origins)
 
     async def prepare(
         self, context: ServerContext, begun: BegunMessage, call: Call, caller: str, entry: Entry
@@ -49,11 +49,11 @@ class MessagesEndpoint:
         return (prepared.submission,), partial(MessagesReply, call, begun.chat.model, prepared.new_parser, timings)
 
 
-def begin_count(context: ServerContext, body: CountTokensRequest) -> tuple[BegunChat, list[Origin]]:
+def begin_count(context: ServerContext, body: CountTokensRequest, caller: str) -> tuple[BegunChat, list[Origin]]:
     """For a thread: the template may take its time."""
     made = translated(body, context.prompts.template)
     with in_words_of(made.origins, NAMES):
-        return begin_chat(context, made.chat, {}, on_loop=False), made.origins
+        return begin_chat(context, made.chat, {}, False, caller), made.origins
 
 
 async def finish_count(

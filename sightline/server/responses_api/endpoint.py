@@ -36,10 +36,10 @@ class ResponsesEndpoint:
     def media_urls(self, body: ResponsesRequest) -> Iterator[str]:
         return media_urls(body.input)
 
-    def begin(self, context: ServerContext, body: ResponsesRequest, files: Files, on_loop: bool) -> BegunResponse:
+    def begin(self, context: ServerContext, body: ResponsesRequest, files: Files, on_loop: bool, caller: str) -> BegunResponse:
         made = translated(body)
         with in_words_of(made.origins, NAMES):
-            return BegunResponse(body, begin_chat(context, made.chat, files, on_loop), made.origins)
+            return BegunResponse(body, begin_chat(context, made.chat, files, on_loop, caller), made.origins)
 
     async def prepare(
         self, context: ServerContext, begun: BegunResponse, call: Call, caller: str, entry: Entry
