@@ -341,7 +341,10 @@ class ServerConfig:
         False, "Whether requests with different API keys share cached prefixes and images, and so can tell what others sent."
     )
     max_request_mb: float = setting(256.0, "Largest request body in MB; what goes beyond is refused while it comes in.")
-    max_inflight_mb: float = setting(4096.0, "Bodies and media of all unfinished requests together; beyond it, 429.")
+    max_inflight_mb: float = setting(4096.0, "Most MB that bodies and media of all unfinished requests hold together.")
+    queue_timeout_s: float = setting(
+        300.0, "How long a request waits for room within max_inflight_mb, its body unread, before it gets 429; 0: not at all."
+    )
     max_inflight_requests: int = setting(4096, "Unfinished requests; beyond it, 429.")
     request_timeout_s: float = setting(600.0, "A request that takes longer is ended with an error.")
     body_timeout_s: float = setting(30.0, "Most seconds for a request's body to come in, beside one for each 100 kB of it.")

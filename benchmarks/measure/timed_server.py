@@ -26,7 +26,7 @@ from typing import Any
 from sightline.bench import instant_server
 from sightline.media import source
 from sightline.media.digests import Digester
-from sightline.server import admission, body_files, chat_prompt, generation
+from sightline.server import body, body_files, chat_prompt, generation
 from sightline.server.engine_client import EngineClient
 
 STAGES = ("read", "parse", "base64", "known", "digest", "header", "prompt", "send", "other")
@@ -98,7 +98,7 @@ def main() -> int:
         (chat_prompt, "_build", "prompt"),
     ):
         setattr(owner, name, watch.timed(stage, getattr(owner, name)))
-    setattr(generation, "read_body", watch.reading(admission.read_body))  # noqa: B010 as the module has it, not as it exports it
+    setattr(generation, "read_body", watch.reading(body.read_body))  # noqa: B010 as the module has it, not as it exports it
     EngineClient.submit = watch.sending(EngineClient.submit)  # type: ignore[method-assign]
     return instant_server.main()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from sightline.server.admission import UNREAD, Part
+from sightline.server.body import UNREAD, Part, Unread
 from sightline.server.errors import ApiError
 
 _RETRY_S = 1.0
@@ -71,7 +71,7 @@ async def ask(endpoint: ASGIApp, url: str, body: list[Part], on_taken: Callable[
         "method": "POST",
         "path": url,
         "headers": [(b"content-length", b"%d" % sum(map(len, body)))],
-        "extensions": {UNREAD: {"parts": body, "is_lost": False}},
+        "extensions": {UNREAD: Unread(body)},
     }
     try:
         await endpoint(scope, receive, send)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sightline.errors import ConfigError
-from sightline.server.admission import Part
+from sightline.server.body import Part
 
 _MB = 1_000_000
 _FEW, _FEW_BYTES = 32, 4 * _MB  # a change of threads takes as long as a small row

@@ -6,6 +6,7 @@ place among the bytes in flight, and no more than `concurrency` rows are in prog
 
 import asyncio
 import contextlib
+import math
 import signal
 import time
 from collections import deque
@@ -79,7 +80,8 @@ class _Batch:
         self._rows, self._answers, self._errors = rows, answers, errors
         self._totals, self._log = BatchTotals(), StartupLog(self._level)
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # why it cannot go on
-        admission = AdmissionBudget(config.server.max_inflight_mb, config.server.max_inflight_requests)
+        server = config.server
+        admission = AdmissionBudget(server.max_inflight_mb, server.max_inflight_requests, queue_timeout_s=math.inf)
         listeners = (self._log.progress, self._log.ready, lambda sentence: self._stop(UserError(sentence)))
         self._runtime = Runtime(config, admission, self._totals, listeners, engine_command)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rows")

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import io
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from sightline.media.addresses import Address, Resolver, is_plain_name, is_publi
 from sightline.media.limits import ByteAllowance
 from sightline.media.lookups import LOOK_UPS
 
+RoomFor = Callable[[int], Awaitable[None]]
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_ADDRESSES = 4  # tried one after another
@@ -38,12 +39,20 @@ def fetch(url: str, limits: MediaConfig, allowance: ByteAllowance, resolver: Res
         return thread.submit(asyncio.run, fetch_async(url, limits, allowance, resolver)).result()
 
 
-async def fetch_async(url: str, limits: MediaConfig, allowance: ByteAllowance, resolver: Resolver | None = None) -> bytes:
-    """The body behind `url`. `allowance` counts its bytes and has the name that messages use."""
+async def fetch_async(
+    url: str,
+    limits: MediaConfig,
+    allowance: ByteAllowance,
+    resolver: Resolver | None = None,
+    room_for: RoomFor | None = None,
+) -> bytes:
+    """The body behind `url`. `allowance` counts its bytes and has the name that messages use. `room_for` waits until there is
+    room for so many bytes more, which is not held against the host."""
     subject = allowance.subject
     try:
-        async with asyncio.timeout(limits.fetch_timeout_s):
-            return await _follow(url, limits, allowance, resolver or LOOK_UPS.resolver())
+        async with asyncio.timeout(limits.fetch_timeout_s) as limit:
+            room = room_for and _unhurried(limit, room_for)
+            return await _follow(url, limits, allowance, resolver or LOOK_UPS.resolver(), room)
     except (TimeoutError, httpcore.TimeoutException) as error:
         raise MediaError(
             f"{subject} cannot be fetched: it took longer than {limits.fetch_timeout_s:g} s (--fetch-timeout-s)."
@@ -55,6 +64,21 @@ async def fetch_async(url: str, limits: MediaConfig, allowance: ByteAllowance, r
         if reason is None:
             raise
         raise MediaError(f"{subject} cannot be fetched: {reason}.") from error
+
+
+def _unhurried(limit: asyncio.Timeout, room_for: RoomFor) -> RoomFor:
+    """The same, with the clock stopped."""
+    loop = asyncio.get_running_loop()
+
+    async def wait(count: int) -> None:
+        end = limit.when()
+        assert end is not None
+        left_s = end - loop.time()
+        limit.reschedule(None)
+        await room_for(count)
+        limit.reschedule(loop.time() + left_s)
+
+    return wait
 
 
 def _reason(error: Exception) -> str | None:
@@ -75,7 +99,9 @@ def _reason(error: Exception) -> str | None:
     return None
 
 
-async def _follow(url: str, limits: MediaConfig, allowance: ByteAllowance, resolver: Resolver) -> bytes:
+async def _follow(
+    url: str, limits: MediaConfig, allowance: ByteAllowance, resolver: Resolver, room_for: RoomFor | None
+) -> bytes:
     """Follows redirects by hand: each hop must be allowed before it is asked."""
     target = httpx.URL(url)
     for _ in range(1 + MAX_REDIRECTS):
@@ -88,7 +114,7 @@ async def _follow(url: str, limits: MediaConfig, allowance: ByteAllowance, resol
             async with pool.stream("GET", request, headers=list(headers.items())) as response:
                 location = _header(response, "location")
                 if response.status not in _REDIRECTS or location is None:
-                    return await _body(response, allowance)
+                    return await _body(response, allowance, room_for)
                 target = target.join(location)
     raise MediaError(f"{allowance.subject} cannot be fetched: it redirects more than {MAX_REDIRECTS} times.")
 
@@ -157,18 +183,26 @@ async def _checked_addresses(
     return addresses
 
 
-async def _body(response: httpcore.Response, allowance: ByteAllowance) -> bytes:
+async def _body(response: httpcore.Response, allowance: ByteAllowance, room_for: RoomFor | None) -> bytes:
     if response.status != 200:
         raise MediaError(f"{allowance.subject} cannot be fetched: the server answered with status {response.status}.")
     packing = _header(response, "content-encoding") or "identity"
     if packing.strip().lower() != "identity":
         raise MediaError(f"{allowance.subject} cannot be fetched: the server sent it with Content-Encoding {packing[:40]!r}.")
     announced = _header(response, "content-length") or ""
+    size, room = 0, 0
     if announced.isdecimal() and len(announced) < 20:
         allowance.check(int(announced))
+        room = int(announced)
+        if room_for is not None:
+            await room_for(room)
     body = io.BytesIO()  # gives its bytes away without a copy
     async for part in response.aiter_stream():
         allowance.take(len(part))
+        size += len(part)
+        if room_for is not None and size > room:
+            await room_for(size - room)
+            room = size
         body.write(part)
     return body.getvalue()
 

@@ -55,6 +55,16 @@ def read_file(path: Path, root: str | None, allowance: ByteAllowance) -> bytes:
         raise MediaError(f"{subject} cannot be read: {reason}.") from error
 
 
+def size_of_file(path: Path, root: str | None) -> int:
+    """Of one that lies in `root`; 0 where there is none, of which read_file says what is wrong."""
+    try:
+        real = path.resolve()
+        inside = root is not None and real.is_relative_to(Path(root).resolve())
+        return real.stat().st_size if inside and real.is_file() else 0
+    except (OSError, RuntimeError, ValueError):
+        return 0
+
+
 def _open_below(folder: Path, names: tuple[str, ...]) -> int:
     """A descriptor of the file; opening a link fails, opening a pipe does not wait for its writer."""
     directory = os.open(folder, _ENTER)

@@ -8,7 +8,7 @@ per request   items of each kind, bytes, frames that the model sees,    RequestB
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 from sightline.config import MediaConfig, read_media_counts
@@ -114,12 +114,11 @@ class ByteAllowance:
         name: str,
         limits: MediaConfig,
         budget: RequestBudget | None = None,
-        on_take: Callable[[int], None] | None = None,
     ) -> None:
         self.subject = f"{'PDF' if kind == 'pdf' else kind.capitalize()} {name}"
         self._megabytes = {"image": limits.max_image_mb, "video": limits.max_video_mb, "pdf": limits.max_pdf_mb}[kind]
         self._most = f"more than the {self._megabytes} MB allowed (--max-{kind}-mb)"
-        self._budget, self._on_take = budget, on_take
+        self._budget = budget
         self._taken = 0
 
     @property
@@ -141,8 +140,6 @@ class ByteAllowance:
             raise MediaError(f"{self.subject} has {self._most}.")
         if self._budget is not None:
             self._budget.take_bytes(count)
-        if self._on_take is not None:
-            self._on_take(count)
 
 
 def check_size(subject: str, width: int, height: int, limits: MediaConfig) -> None:

@@ -26,8 +26,8 @@ from sightline.media.addresses import Resolver
 from sightline.media.arrays import ImageEmbeddings, embeddings_ref, is_array, picture_of
 from sightline.media.data_url import EmbeddedFile, data_of, decode_data_url
 from sightline.media.digests import Digester, digest_of
-from sightline.media.fetch import fetch, fetch_async
-from sightline.media.files import path_of_url, read_file
+from sightline.media.fetch import RoomFor, fetch, fetch_async
+from sightline.media.files import path_of_url, read_file, size_of_file
 from sightline.media.frame_sources import FrameSources, frames_of
 from sightline.media.frames import pack_frames
 from sightline.media.header import read_image_header, read_video_header
@@ -137,7 +137,7 @@ class AsyncLoader:
     resolver: Resolver | None = None  # looks up host names
     budget: RequestBudget | None = None
     executor: Executor | None = None  # has the threads; by default the loop's
-    on_fetched: Callable[[int], None] | None = None  # told, on the loop, how many bytes come in; what it raises ends the fetch
+    room_for: RoomFor | None = None  # waits until there is room for so many bytes more; what it raises ends the loading
     known: TenantFiles | None = None  # files that came before
 
     async def load(self, kind: Kind, source: Any, clock: StageClock | None = None, name: str = "") -> list[MediaRef]:
@@ -148,15 +148,27 @@ class AsyncLoader:
             stills = [ref for frame in frames.sources for ref in await self.load("image", frame, clock)]
             return [await self._in_thread(_packed, frames, stills, clock)]
         if not (isinstance(source, str) and scheme_of(source) in ("http", "https")):
+            if self.room_for is not None and (path := _path_of(source)) is not None:
+                await self.room_for(await self._in_thread(size_of_file, path, self.limits.allowed_local_media_path))
             return await self._in_thread(load_media, kind, source, self.limits, clock, self.budget, name, self.known)
         own_name = name or display_name(source)
-        allowance = ByteAllowance(kind, own_name, self.limits, self.budget, self.on_fetched)
+        allowance = ByteAllowance(kind, own_name, self.limits, self.budget)
         with clock.stage("fetch"):
-            data = await fetch_async(source, self.limits, allowance, self.resolver)
+            data = await fetch_async(source, self.limits, allowance, self.resolver, self.room_for)
         return await self._in_thread(_references, kind, data, own_name, self.limits, clock, self.budget, self.known)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)
+
+
+def _path_of(source: Any) -> Path | None:
+    """Of a local file."""
+    if not isinstance(source, str) or not (scheme := scheme_of(source)):
+        return Path(source) if isinstance(source, str | Path) else None
+    try:
+        return path_of_url(source, "") if scheme == "file" else None
+    except MediaError:  # which whoever reads it will hear again
+        return None
 
 
 def _packed(frames: FrameSources, stills: Sequence[MediaRef], clock: StageClock) -> MediaRef:

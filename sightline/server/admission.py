@@ -1,48 +1,179 @@
-"""How much the unfinished requests hold in memory, within limits: bodies as they come in, then the media in them."""
+"""How much the unfinished requests hold in memory, within limits: a body before it is read, then what becomes of it.
+
+Who does not fit waits in line with its body unread, for `queue_timeout_s` at most.
+
+    new       wants room for its whole body, or for the beginning of one whose length nobody knows. In order of arrival: nobody
+              passes the first, however small.
+    growing   wants more than it has: a body in chunks, media that are fetched. It goes before new ones, for what it holds is
+              free only when it gets on.
+
+Growing ones could hold all memory between them, each waiting for another's. So the first of them takes whatever is free, and
+the others only as much as leaves room for it even if it came to need the most that one may. Where they hold all there is
+nevertheless, because their bodies were large before they began to grow, the first goes beyond the limit.
+"""
 
 import asyncio
+import contextlib
 import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 
-from starlette.types import Receive, Scope
-
 from sightline.host_memory import give_freed_memory_back
-from sightline.server.errors import ApiError, busy, too_large
+from sightline.server.errors import ApiError, busy
 
-Part = bytes | bytearray  # of a body
-_MB = 1_000_000
-UNREAD = "sightline.unread"  # the extension of a scope that has the parts of a body which nobody has read
-_LARGE = 1 << 16  # bytes of a part that is not copied
-_MUCH_FREED = 256 * _MB
-_MOST_DIGITS = 18  # of a number of bytes; Python refuses to read one of thousands
-_SLOWEST = 100_000  # bytes per second; a body that comes in slower has a limited time
+MB = 1_000_000
+_MUCH_FREED = 256 * MB
+_LONGEST_S = 30 * 86400.0  # a wait that is as good as none at all to event loops, which count milliseconds
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had its answer."""
+
+
+@dataclass(eq=False)
+class _Want:
+    entry: "Entry"
+    count: int
+    most: int | None  # what the entry may come to need, if it grows
+    granted: "asyncio.Future[None]"
 
 
 class AdmissionBudget:
-    def __init__(self, max_mb: float, max_requests: int) -> None:
-        self._max_bytes, self._max_requests = int(max_mb * _MB), max_requests
+    def __init__(self, max_mb: float, max_requests: int, queue_timeout_s: float = 0.0) -> None:
+        self.max_bytes, self._max_requests = int(max_mb * MB), max_requests
+        self._queue_timeout_s = queue_timeout_s
         self.bytes = 0
         self.requests = 0
+        self._new: dict[_Want, None] = {}  # in order of arrival
+        self._more: dict[_Want, None] = {}  # likewise, of growing ones
+        self._growing: dict[Entry, int] = {}  # and the most bytes that each may come to need
+        self._growing_bytes = 0  # that they hold
+        self._needs: Counter[int] = Counter()  # how often each of these most occurs
         self._most_bytes = 0  # since memory was last given back
+
+    @property
+    def waiting(self) -> int:
+        return len(self._new) + len(self._more)
 
     def open(self) -> "Entry":
         if self.requests >= self._max_requests:
             raise busy(f"The server is busy with {self.requests} requests, the most allowed (max_inflight_requests).")
         return Entry(self)
 
-    def take(self, count: int) -> None:
-        if self.bytes + count > self._max_bytes:
-            raise busy(f"Requests in progress hold {self.bytes // _MB} MB, close to the most allowed (max_inflight_mb).")
+    async def obtain(self, entry: "Entry", count: int, most: int | None, left: "asyncio.Future[None] | None") -> None:
+        """More bytes for an entry, as soon as its turn has come. `left` is done when nobody waits for it any more."""
+        if entry.bytes + count > self.max_bytes:
+            raise ApiError(
+                413,
+                f"The request needs more than the {self.max_bytes / MB:g} MB that all may hold together (max_inflight_mb).",
+                code="request_too_large",
+            )
+        want = _Want(entry, count, most, asyncio.get_running_loop().create_future())
+        line = self._new if entry.is_new else self._more
+        if most is not None and not entry.is_new:
+            self._begin_growth(entry, most)
+        line[want] = None
+        try:
+            self._admit()
+            if not want.granted.done():
+                await self._wait(want, left)
+        finally:
+            if line.pop(want, 0) is None:  # it gives up, and may have stood before others
+                self._admit()
+
+    async def _wait(self, want: _Want, left: "asyncio.Future[None] | None") -> None:
+        futures = {want.granted} if left is None else {want.granted, left}
+        with want.entry.waiting():
+            patience_s = min(self._queue_timeout_s - want.entry.waited_s, _LONGEST_S)
+            if patience_s > 0:
+                await asyncio.wait(futures, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if want.granted.done():
+            return
+        if left is not None and left.done():
+            raise ClientGone
+        waited = f" for {self._queue_timeout_s:g} s (queue_timeout_s)" if self._queue_timeout_s else ""
+        raise busy(
+            f"Requests in progress hold {self.bytes // MB} of {self.max_bytes / MB:g} MB (max_inflight_mb), and there was no "
+            f"room for {want.count / MB:.3g} MB more{waited}."
+        )
+
+    def _begin_growth(self, entry: "Entry", most: int) -> None:
+        if entry not in self._growing:
+            self._growing[entry] = most
+            self._growing_bytes += entry.bytes
+            self._needs[most] += 1
+
+    def end_growth(self, entry: "Entry") -> None:
+        most = self._growing.pop(entry, None)
+        if most is not None:
+            self._growing_bytes -= entry.bytes
+            self._needs -= Counter({most: 1})
+            self._admit()
+
+    def _admit(self) -> None:
+        """Grants what there is room for."""
+        for want in list(self._more):
+            if self._may_grow(want):
+                if not self._fits(want) and not self._is_stuck():
+                    return  # what is given back is for it
+                self._grant(self._more, want)
+        while self._new:
+            want = next(iter(self._new))
+            if not self._fits(want) or not self._may_grow(want):
+                return
+            self._grant(self._new, want)
+
+    def _fits(self, want: _Want) -> bool:
+        return self.bytes + want.count <= self.max_bytes
+
+    def _may_grow(self, want: _Want) -> bool:
+        first = next(iter(self._growing), want.entry)
+        if want.most is None or want.entry is first:
+            return True
+        others = self._growing_bytes - first.bytes
+        return others + want.count <= self.max_bytes - max(want.most, *self._needs)
+
+    def _is_stuck(self) -> bool:
+        """Nobody is left who could give anything back."""
+        return self.bytes == self._growing_bytes and self._growing.keys() <= {want.entry for want in self._more}
+
+    def _grant(self, line: dict[_Want, None], want: _Want) -> None:
+        del line[want]
+        if not want.granted.done():  # else who wanted it has been cancelled in this turn of the loop
+            want.entry.is_new = False
+            if want.most is not None:
+                self._begin_growth(want.entry, want.most)
+            self.change(want.entry, want.count)
+            want.granted.set_result(None)
+
+    def change(self, entry: "Entry", count: int) -> None:
+        """So many bytes more, or fewer, for an entry."""
+        entry.bytes += count
         self.bytes += count
         self._most_bytes = max(self._most_bytes, self.bytes)
+        if entry in self._growing:
+            self._growing_bytes += count
+        if count < 0:
+            self._admit()
 
-    def release_entry(self) -> None:
+    def close(self, entry: "Entry") -> None:
         """Bodies of many megabytes leave as much behind with the allocator, whose blocks lie between others; when nobody is
         held up by it, it goes back."""
+        self.end_growth(entry)
         self.requests -= 1
+        self.change(entry, -entry.bytes)
         if not self.requests and self._most_bytes > _MUCH_FREED:
             self._most_bytes = 0
             threading.Thread(target=give_freed_memory_back, name="give memory back", daemon=True).start()
+
+    def check_integrity(self) -> None:
+        assert self.bytes >= 0 and self.requests >= 0
+        assert self._growing_bytes == sum(entry.bytes for entry in self._growing)
+        assert Counter(self._growing.values()) == self._needs
+        assert all(want.entry in self._growing for want in self._more)
 
 
 class Entry:
@@ -50,81 +181,51 @@ class Entry:
 
     def __init__(self, admission: AdmissionBudget) -> None:
         self._admission = admission
-        self._bytes = 0
+        self.bytes = 0
+        self.is_new = True  # it has not been given anything yet
+        self._waits = 0  # that go on, e.g. of media that are fetched side by side
+        self._waited_s = 0.0  # in line, up to the first of these
+        self._wait_began = 0.0
 
     def __enter__(self) -> "Entry":
         self._admission.requests += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._admission.bytes -= self._bytes
-        self._bytes = 0
-        self._admission.release_entry()
+        self._admission.close(self)
 
-    def grow(self, count: int) -> None:
-        self._admission.take(count)
-        self._bytes += count
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        if not self._waits:
+            self._wait_began = time.monotonic()
+        self._waits += 1
+        try:
+            yield
+        finally:
+            waited_s = self.waited_s
+            self._waits -= 1
+            if not self._waits:
+                self._waited_s = waited_s
+
+    @property
+    def waited_s(self) -> float:
+        """In line so far."""
+        return self._waited_s + (time.monotonic() - self._wait_began if self._waits else 0.0)
+
+    @property
+    def most(self) -> int:
+        """Bytes that it may hold if it is alone."""
+        return self._admission.max_bytes
+
+    async def reserve(self, count: int, left: "asyncio.Future[None] | None" = None) -> None:
+        """Room for something whose size is known, before it is there."""
+        await self._admission.obtain(self, count, None, left)
+
+    async def grow(self, count: int, most: int, left: "asyncio.Future[None] | None" = None) -> None:
+        """Room, or more of it, for what may come to need `most` bytes."""
+        await self._admission.obtain(self, count, most, left)
 
     def settle(self, count: int) -> None:
-        """What it holds from now on; a share may be larger than what its body was, where media were fetched."""
-        if count > self._bytes:
-            self._admission.take(count - self._bytes)
-        else:
-            self._admission.bytes -= self._bytes - count
-        self._bytes = count
-
-
-class ClientGone(Exception):
-    """The client closed the connection before it had its answer."""
-
-
-def add_part(parts: list[Part], part: Part) -> None:
-    """Large parts stay as they are. Small ones are put together: each alone would take more memory than it brings."""
-    if len(part) >= _LARGE:
-        parts.append(part)
-    elif parts and isinstance(parts[-1], bytearray):
-        parts[-1] += part
-    else:
-        parts.append(bytearray(part))
-
-
-async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float, timeout_s: float) -> list[Part]:
-    """The whole body, in parts: to join them takes a thread. Stops reading where it grows too large, whatever its headers
-    promised, or comes in too slowly.
-
-    A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
-    """
-    unread: list[Part] = scope["extensions"][UNREAD]["parts"]
-    parts: list[Part] = []
-    size, begun = 0, asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout(timeout_s) as limit:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                if scope["extensions"][UNREAD]["is_lost"]:
-                    raise MemoryError
-                new = sum(map(len, unread))
-                size += new
-                if size > max_mb * _MB:
-                    raise too_large(max_mb)
-                entry.grow(new)
-                for part in unread:
-                    add_part(parts, part)
-                unread.clear()
-                if not message.get("more_body", False):
-                    return parts
-                limit.reschedule(begun + timeout_s + size / _SLOWEST)
-    except TimeoutError:
-        raise ApiError(408, f"The body did not come in within {timeout_s:g} s (body_timeout_s).") from None
-
-
-def check_announced(length: str | None, max_mb: float) -> None:
-    """Refuses a body by its Content-Length, before anything else is done for the request."""
-    if length is not None:
-        if not (length.isascii() and length.isdecimal()):
-            raise ApiError(400, "Content-Length is not a number.")
-        digits = length.lstrip("0")
-        if len(digits) > _MOST_DIGITS or int(digits or "0") > max_mb * _MB:
-            raise too_large(max_mb)
+        """What it holds from now on, which it has already: no more is to come."""
+        self._admission.end_growth(self)
+        self._admission.change(self, count - self.bytes)

@@ -31,7 +31,7 @@ from sightline.prompt.media_options import (
 )
 from sightline.prompt.template import opens_reasoning
 from sightline.prompt.template_budget import TemplateBudgetError
-from sightline.server.admission import Entry
+from sightline.server.admission import MB, Entry
 from sightline.server.body_files import Files, url_of
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError
@@ -262,8 +262,13 @@ async def _load_all(context: ServerContext, draft: PromptDraft, caller: str, ent
     """Bytes, digest and header of each medium, side by side. The first that cannot be had ends the loading of the others."""
     wanted, clock = draft.wanted, draft.clock
     clocks = [StageClock() for _ in wanted]  # each is used in a thread
-    resolver = LOOK_UPS.resolver(caller)
-    loader = AsyncLoader(context.config.media, resolver, draft.budget, context.pool, entry.grow, draft.known)
+    limits = context.config.media
+    most = int((limits.max_request_media_mb + context.config.server.max_request_mb) * MB)
+
+    async def room_for(count: int) -> None:
+        await entry.grow(count, most)
+
+    loader = AsyncLoader(limits, LOOK_UPS.resolver(caller), draft.budget, context.pool, room_for, draft.known)
 
     async def one(medium: MediaWanted, own: StageClock) -> list[MediaRef]:
         if medium.url is None:

@@ -26,7 +26,8 @@ from sightline.engine.remote.wire import (
 )
 from sightline.errors import UserError
 from sightline.media.source import load_media
-from sightline.server.admission import ClientGone, Entry, Part, check_announced, read_body
+from sightline.server.admission import ClientGone, Entry
+from sightline.server.body import Part, announced_length, read_body
 from sightline.server.call import Call
 from sightline.server.context import ServerContext
 from sightline.server.encoder_client import EncoderClient
@@ -118,10 +119,13 @@ class EncodeRoute:
 
     async def _answer(self, request: Request, receive: Receive, send: Send, entry: Entry) -> None:
         context, server = self._context, self._context.config.server
-        check_announced(request.headers.get("content-length"), server.max_request_mb)
+        length = announced_length(request.headers, server.max_request_mb)
         caller = context.keys.caller(request.headers)
         identity = _identity(context)
-        parts = await read_body(request.scope, receive, entry, server.max_request_mb, server.body_timeout_s)
+        try:
+            parts = await read_body(request.scope, receive, entry, length, server.max_request_mb, server.body_timeout_s)
+        finally:
+            context.observer.body_waited(entry.waited_s)
         loop = asyncio.get_running_loop()
         item, data = await loop.run_in_executor(context.pool, self._read, parts, identity, caller)
         context.observer.request_received(ENCODE)

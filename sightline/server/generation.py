@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 from sightline.engine.messages import UpdateHead
 from sightline.errors import UserError
 from sightline.media.data_url import EmbeddedFile
-from sightline.server.admission import ClientGone, Entry, Part, check_announced, read_body
+from sightline.server.admission import ClientGone, Entry
+from sightline.server.body import Part, announced_length, read_body
 from sightline.server.body_files import Files, parse_with_files
 from sightline.server.call import Call
 from sightline.server.context import ServerContext
@@ -138,10 +139,14 @@ class _Exchange(Generic[B, I]):
 
     async def _answer(self, headers: Headers, entry: Entry) -> None:
         server = self._context.config.server
-        check_announced(headers.get("content-length"), server.max_request_mb)
+        length = announced_length(headers, server.max_request_mb)
         caller = self._context.keys.caller(headers)
         self._context.require_serving()
-        self._body = await read_body(self._scope, self._receive, entry, server.max_request_mb, server.body_timeout_s)
+        try:
+            limits = (server.max_request_mb, server.body_timeout_s)
+            self._body = await read_body(self._scope, self._receive, entry, length, *limits)
+        finally:
+            self._context.observer.body_waited(entry.waited_s)
         self._context.observer.request_received(self._endpoint.route)
         gone = asyncio.ensure_future(_disconnected(self._receive))
         try:

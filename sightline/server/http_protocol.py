@@ -9,19 +9,21 @@ time.
 """
 
 import asyncio
+import select
 from typing import Any, cast
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from sightline.server.admission import UNREAD, Part, add_part
+from sightline.server.body import MOST_UNREAD, UNREAD, Unread, add_part
 from sightline.server.errors import ApiError, out_of_memory
 
 MAX_HEADER_BYTES = 64 * 1024
 MOST_PIPELINED = 1000  # requests that wait for the answers before theirs; hardly any client sends two
-MOST_UNREAD = 1 << 20  # bytes of a body that wait for their reader; more stay in the kernel
 LINGER_S = 10.0  # how long a client may go on sending a body that has been refused: it reads the answer only then
+_ABSENCE_LOOK_S = 0.5  # between looks whether a client is still there that waits in line
+_CLOSED = getattr(select, "POLLRDHUP", 0)  # resets and errors are told in any case
 _STATUS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
@@ -35,6 +37,17 @@ def http_protocol(header_timeout_s: float, read_timeout_s: float) -> type[asynci
     return GuardedProtocol
 
 
+def has_left(socket: int) -> bool:
+    """Whether the other end has closed the connection, as far as the kernel knows: what has come in before hides nothing."""
+    watch = select.poll()
+    watch.register(socket, _CLOSED)
+    return bool(watch.poll(0))
+
+
+def _unread_of(cycle: RequestResponseCycle) -> Unread:
+    return cast(Unread, cast(Any, cycle.scope)["extensions"][UNREAD])
+
+
 class _GuardedProtocol(HttpToolsProtocol):
     header_timeout: float
     read_timeout: float
@@ -43,6 +56,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._absence_timer: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0  # received since the last request; None while a body comes in
         self._trailer_bytes: int | None = None  # received since the head of a chunk, if nothing of the chunk has come yet
         self._field_bytes = 0  # of the headers and trailers of a request that are complete, however they came in
@@ -60,6 +74,12 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._forget_reader()
+        if self._absence_timer is not None:
+            self._absence_timer.cancel()
+        for cycle in filter(None, (self._current, self.cycle)):
+            left = _unread_of(cycle).left
+            if left is not None and not left.done():
+                left.set_result(None)
         self.pipeline.clear()
         self._held.clear()
         if self._current is not None and not self._current.response_complete:
@@ -92,6 +112,7 @@ class _GuardedProtocol(HttpToolsProtocol):
                 self._again_without_upgrade(data[upgrade.args[0] :])
         if self.transport.is_closing() or self._is_broken:
             return
+        self._leave_unread()
         if max(self._header_bytes or 0, self._trailer_bytes or 0, self._field_bytes) > MAX_HEADER_BYTES:
             self._refuse(ApiError(431, f"The headers have more than the {MAX_HEADER_BYTES} bytes allowed."))
         elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
@@ -99,14 +120,32 @@ class _GuardedProtocol(HttpToolsProtocol):
             # keep-alive time.
             self._arm(self.header_timeout, self.transport.close)
 
+    def _leave_unread(self) -> None:
+        """A body for which there may be no room yet stays where it is, and who reads it goes on (read_body)."""
+        body_goes_on = self._header_bytes is None and self._current is self.cycle and not self.cycle.response_complete
+        if body_goes_on and not _unread_of(self.cycle).is_wanted:
+            self.flow.pause_reading()
+            if self._absence_timer is None:
+                self._absence_timer = self.loop.call_later(_ABSENCE_LOOK_S, self._look_for_absence)
+
+    def _look_for_absence(self) -> None:
+        """Nobody reads, so nobody is told that the client has left."""
+        self._absence_timer = None
+        if self.transport.is_closing() or not self.flow.read_paused:
+            return
+        if has_left(self.transport.get_extra_info("socket").fileno()):
+            self.transport.abort()
+        else:
+            self._absence_timer = self.loop.call_later(_ABSENCE_LOOK_S, self._look_for_absence)
+
     def _lose_body(self) -> None:
         """There is no memory for what comes in. Who reads the body is told, and answers; the rest of it is not looked at."""
         if self._header_bytes is not None or self.cycle is None or self.cycle.response_complete:
             self._refuse(out_of_memory())
             return
-        extension = self.cycle.scope["extensions"][UNREAD]
-        cast(list[Part], extension["parts"]).clear()
-        extension["is_lost"] = self._is_broken = self._closes = True
+        unread = _unread_of(self.cycle)
+        unread.parts.clear()
+        unread.is_lost = self._is_broken = self._closes = True
         self.cycle.message_event.set()
 
     def _again_without_upgrade(self, rest: bytes) -> None:
@@ -119,7 +158,7 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {UNREAD: {"parts": [], "is_lost": False}}
+        cast(Any, self.scope)["extensions"] = {UNREAD: Unread(left=self.loop.create_future())}
         self._field_bytes = 0
         self._has_begun = True
         if not self._is_answering():  # else nothing may be read until that is done
@@ -168,9 +207,9 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._trailer_bytes = None
         if self.cycle.response_complete:
             return
-        unread = cast(list[Part], self.cycle.scope["extensions"][UNREAD]["parts"])
-        add_part(unread, body)
-        if sum(map(len, unread)) > MOST_UNREAD:
+        unread = _unread_of(self.cycle)
+        add_part(unread.parts, body)
+        if sum(map(len, unread.parts)) > MOST_UNREAD:
             self.flow.pause_reading()
         self.cycle.message_event.set()
 

@@ -54,6 +54,9 @@ class Metrics(Observer):
         self._gauge("inflight_bytes", "Bytes of bodies and media that unfinished requests hold.").set_function(
             lambda: admission.bytes
         )
+        self._gauge("num_requests_unread", "Requests that wait for room in memory, most of them unread.").set_function(
+            lambda: admission.waiting
+        )
         ProcessCollector(registry=self.registry)
 
     # ---- What there is
@@ -70,6 +73,7 @@ class Metrics(Observer):
         self._ttft = self._histogram("time_to_first_token_seconds", f"{seconds} the first token of its answer.")
         self._e2e = self._histogram("e2e_request_latency_seconds", f"{seconds} the end of its answer.")
         self._queue = self._histogram("request_queue_time_seconds", "Seconds that a request waited in the engine for its turn.")
+        self._body_queue = self._histogram("body_queue_time_seconds", "Seconds that a request waited for room for its body.")
         self._prefill = self._histogram("request_prefill_time_seconds", "Seconds of steps that computed a request's prompt.")
         self._generate = self._histogram("request_decode_time_seconds", "Seconds from the first token of an answer to its end.")
         self._inter_token = self._histogram(
@@ -174,6 +178,9 @@ class Metrics(Observer):
     def item_received(self, kind: str, size: int) -> None:
         self._received[kind].inc()
         self._media_bytes.labels(kind).inc(size)
+
+    def body_waited(self, seconds: float) -> None:
+        self._body_queue.observe(seconds)
 
     def tokens_received(self, tokens: int, gap_s: float | None) -> None:
         self._generation_tokens.inc(tokens)

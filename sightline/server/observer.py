@@ -38,6 +38,9 @@ class Observer:
     def request_received(self, route: str) -> None:
         """A request that wants an answer of the model has been read and authenticated."""
 
+    def body_waited(self, seconds: float) -> None:
+        """So long a request waited for room for its body, until it was read or given up."""
+
     def item_received(self, kind: str, size: int) -> None:
         """An image or a video came with a request: `size` bytes, 0 if it was named by its uuid alone."""
 

@@ -15,7 +15,8 @@ from starlette.routing import Route
 from sightline import __version__
 from sightline.errors import UserError
 from sightline.prompt.context_length import refuse_far_too_long
-from sightline.server.admission import Entry, check_announced, read_body
+from sightline.server.admission import Entry
+from sightline.server.body import announced_length, read_body
 from sightline.server.chat_prompt import complete_prompt, draft_prompt, options_of
 from sightline.server.context import ServerContext
 from sightline.server.errors import ApiError, refused
@@ -195,9 +196,10 @@ class Operations:
     async def _body(self, request: Request, decoder: Decoder[B], entry: Entry) -> tuple[B, str]:
         """A body within limits from a caller with a key, its model checked."""
         server = self._context.config.server
-        check_announced(request.headers.get("content-length"), server.max_request_mb)
+        length = announced_length(request.headers, server.max_request_mb)
         caller = self._context.keys.caller(request.headers)
-        data = await read_body(request.scope, request.receive, entry, server.max_request_mb, server.body_timeout_s)
+        limits = (server.max_request_mb, server.body_timeout_s)
+        data = await read_body(request.scope, request.receive, entry, length, *limits)
         body = await self._off_loop(lambda: parse(b"".join(data), decoder))
         self._context.check_model(body.model)
         return body, caller
@@ -209,6 +211,7 @@ class Operations:
         own = {
             "inflight_requests": admission.requests,
             "inflight_bytes": admission.bytes,
+            "num_requests_unread": admission.waiting,
             "engine_pid": self._context.engine.members[0].pid,
             "engine_pids": [engine.pid for engine in self._context.engine.members],
         }

@@ -46,7 +46,7 @@ class _Server:
     def __init__(self, config: Config, engine_command: Sequence[str]) -> None:
         self._config, self._log = config, StartupLog(config.server.log_level_number)
         server = config.server
-        self._admission = AdmissionBudget(server.max_inflight_mb, server.max_inflight_requests)
+        self._admission = AdmissionBudget(server.max_inflight_mb, server.max_inflight_requests, server.queue_timeout_s)
         self._metrics = Metrics(self._admission, served_names(config)[0])
         self._failure: str | None = None
         self._request_log = RequestLog() if server.log_requests else None

@@ -1,8 +1,8 @@
 """Keys and limits of a server that was given some, by a config file."""
 
+import contextlib
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +20,7 @@ CONFIG = """
 api-key: [first-key, second-key]
 max_request_mb: 0.2
 max_inflight_mb: 0.5
+queue-timeout-s: 1
 body-timeout-s: 4
 header-timeout-s: 3
 request-timeout-s: 5
@@ -149,32 +150,28 @@ def test_headers_that_trickle_in_are_given_up(strict: RunningServer) -> None:
 
 
 def test_bytes_in_flight_are_bounded(strict: RunningServer) -> None:
-    """Four bodies of 150 kB do not fit into 500 kB at once: one gets 429 and when to come back, the others are answered."""
-    sockets = [socket.create_connection(("127.0.0.1", strict.port), timeout=60) for _ in range(4)]
+    """Four bodies of 150 kB do not fit into 500 kB at once: one waits a second, unread, and gets 429 and when to come back; the
+    others are answered."""
     body = padded(150_000)
-    head = (
+    fields = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first-key\r\nContent-Length: {len(body)}\r\n"
     )
-    for client in sockets:
-        client.sendall(head.encode() + b"Connection: close\r\n\r\n" + body[:-1])
-    wait_for(lambda: True if strict.stats()["inflight_bytes"] >= 449_000 else None, "the bodies to arrive")
-    answers: list[bytes] = [b""] * 4
-
-    def finish(number: int) -> None:
-        sockets[number].sendall(body[-1:])
-        answers[number] = sockets[number].makefile("rb").read()
-
-    threads = [threading.Thread(target=finish, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for client in sockets:
-        client.close()
-    codes = sorted(answer.split(b" ")[1] for answer in answers)
-    assert codes == [b"200", b"200", b"200", b"429"]
-    (refused,) = [answer for answer in answers if b" 429 " in answer]
-    assert b"retry-after: 1" in refused.lower() and b'"rate_limit_error"' in refused
+    head = f"{fields}Connection: close\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        *holders, other = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", strict.port), timeout=60)) for _ in range(4)
+        ]
+        for client in holders:
+            client.sendall(head + body[:-1])
+        wait_for(lambda: True if strict.stats()["inflight_bytes"] >= 449_000 else None, "the bodies to arrive")
+        other.sendall(head)
+        refused = other.makefile("rb").read()
+        for client in holders:
+            client.sendall(body[-1:])
+        answers = [client.makefile("rb").read() for client in holders]
+    assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * 3
+    assert refused.startswith(b"HTTP/1.1 429") and b"retry-after: 1" in refused.lower() and b'"rate_limit_error"' in refused
+    assert b"queue_timeout_s" in refused
     strict.until_idle()
 
 

