@@ -1,9 +1,7 @@
 """Runs a server: the application on uvicorn, the engine beside it, signals, and an orderly end."""
 
 import asyncio
-import base64
 import contextlib
-import dataclasses
 import ipaddress
 import logging
 import math
@@ -11,34 +9,22 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 import uvloop
 
 from sightline.config import Config
 from sightline.errors import ConfigError
-from sightline.host_memory import keep_freed_memory, keep_from_the_collector
-from sightline.media.digests import Digester
+from sightline.host_memory import keep_freed_memory
 from sightline.media.pillow import silence_warnings
-from sightline.models.files import ModelFiles, find_folder, read_files_of
-from sightline.server.admission import AdmissionBudget
-from sightline.server.auth import KeyRing
-from sightline.server.context import ServerContext, served_names
-from sightline.server.engine_client import ENGINE_COMMAND, EngineClient
-from sightline.server.engine_group import EngineGroup
+from sightline.server.context import served_names
+from sightline.server.engine_client import ENGINE_COMMAND
 from sightline.server.http_protocol import http_protocol
-from sightline.server.media_names import MediaNames
-from sightline.server.metrics import Metrics
-from sightline.server.request_log import RequestLog
+from sightline.server.parts import ServerParts
 from sightline.server.startup_log import StartupLog
 
 _DRAIN_LOOK_S = 0.05
-_PIXEL = base64.b64decode(  # a PNG
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
-)
 
 
 def serve(config: Config, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
@@ -57,19 +43,10 @@ class _Server:
     def __init__(self, config: Config, engine_command: Sequence[str]) -> None:
         self._config, self._log = config, StartupLog(config.server.log_level_number)
         server = config.server
-        self._folder = find_folder(config.model)
-        self._admission = AdmissionBudget(server.max_inflight_mb, server.max_inflight_requests)
-        self._metrics = Metrics(self._admission, served_names(config)[0])
         self._failure: str | None = None
-        self._request_log = RequestLog() if server.log_requests else None
-        self._pool = ThreadPoolExecutor(server.worker_threads, thread_name_prefix="intake")
-        self._digester = Digester()
-        self._forms = ThreadPoolExecutor(2, thread_name_prefix="forms")
-        self._socket = _listen(server.host, server.port)
-        self._draining = asyncio.Event()
         listeners = (self._log.progress, self._log.ready, self._failed)
-        engines = EngineGroup if server.data_parallel_size > 1 else EngineClient
-        self._engine: EngineClient | EngineGroup = engines(config, self._metrics, *listeners, engine_command)
+        self._parts = ServerParts(config, *listeners, engine_command)
+        self._socket = _listen(server.host, server.port)
         self._uvicorn: _Uvicorn | None = None
         self._drain: asyncio.Task[None] | None = None
 
@@ -77,50 +54,26 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        self._engine.start()
+        self._parts.engine.start()
         try:
-            await self._engine.begun.wait()
-            # The engine loads while this process reads tokenizer and templates, which takes half a second.
-            self._uvicorn = self._make_uvicorn(read_files_of(self._folder, self._config.model, self._config.media))
+            await self._parts.engine.begun.wait()
+            self._uvicorn = self._make_uvicorn()
             self._say_where()
-            loop.run_in_executor(self._pool, _warm_up, self._config)
-            if self._failure is None and not self._draining.is_set():
+            self._parts.warm_up()
+            if self._failure is None and not self._parts.draining.is_set():
                 await self._uvicorn.serve([self._socket])
         finally:
-            await self._engine.close()
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._digester.close()
-            self._forms.shutdown(wait=False, cancel_futures=True)
-            if self._request_log is not None:
-                self._request_log.close()
+            await self._parts.close()
         if self._failure is not None:
             print(f"sightline: {self._failure}", file=sys.stderr)
             return 1
         return 0
 
-    def _make_uvicorn(self, files: ModelFiles) -> "_Uvicorn":
-        from sightline.server.app import make_app  # takes a third of a second, in which the engine has begun to load
-
-        config, server = self._config, self._config.server
-        context = ServerContext(
-            config=config,
-            files=files,
-            engine=self._engine,
-            observer=self._metrics,
-            pool=self._pool,
-            digester=self._digester,
-            forms=self._forms,
-            keys=KeyRing(server.api_key, server.admin_api_key),
-            admission=self._admission,
-            names=MediaNames(server.max_known_uuids),
-            model_names=served_names(config),
-            started=int(time.time()),
-            draining=self._draining,
-            log_request=self._request_log,
-        )
+    def _make_uvicorn(self) -> "_Uvicorn":
+        server = self._config.server
         return _Uvicorn(
             uvicorn.Config(
-                make_app(context, self._metrics, self._is_on_loopback),
+                self._parts.make_app(self._is_on_loopback),
                 loop="none",
                 http=http_protocol(server.header_timeout_s, server.read_timeout_s),
                 ws="none",
@@ -152,35 +105,27 @@ class _Server:
 
     def _stop(self) -> None:
         """The first signal: no more requests, and those in progress may end within drain_timeout_s. A second one ends them."""
-        again = self._draining.is_set()
-        self._draining.set()
+        again = self._parts.draining.is_set()
+        self._parts.draining.set()
         if self._uvicorn is None:  # nobody could ask yet
             return
         if again:
             self._uvicorn.force_exit = True
             self._uvicorn.should_exit = True
             return
-        if self._admission.requests:
+        if self._parts.admission.requests:
             limit = self._config.server.drain_timeout_s
-            self._log.say(f"Stopping: {self._admission.requests} requests in progress may end within {limit:g} s.")
+            self._log.say(f"Stopping: {self._parts.admission.requests} requests in progress may end within {limit:g} s.")
         self._drain = asyncio.get_running_loop().create_task(self._end_when_drained(self._uvicorn))
 
     async def _end_when_drained(self, server: "_Uvicorn") -> None:
         """The listener stays open meanwhile, so that whoever comes is told to come back (app.py) rather than turned away."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._config.server.drain_timeout_s
-        while self._admission.requests and loop.time() < end and not server.should_exit:
+        while self._parts.admission.requests and loop.time() < end and not server.should_exit:
             await asyncio.sleep(_DRAIN_LOOK_S)
         server.config.timeout_graceful_shutdown = max(1, math.ceil(end - loop.time()))  # for what is still being sent
         server.should_exit = True
-
-
-def _warm_up(config: Config) -> None:
-    """While the engine loads: imports what the first image needs, and takes what stays from the collector's rounds."""
-    from sightline.media.source import load_image  # as the application, not before the engine is started
-
-    load_image(_PIXEL, dataclasses.replace(config.media, min_image_side=1))
-    keep_from_the_collector()
 
 
 class _Uvicorn(uvicorn.Server):
