@@ -58,6 +58,7 @@ ALLOWED = {
     "bench": {"evals", "server", "engine", "models", "prompt", "media"},
     "evals": {"llm", "engine", "models", "prompt", "media", "stream", "data"},
     "server": {"engine", "models", "prompt", "media", "stream", "grammar"},
+    "ray": {"server", "cli", "llm", "engine", "models", "prompt", "media"},
     "cli": {"server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
 }
 WITHOUT_TORCH = (

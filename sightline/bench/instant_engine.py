@@ -81,7 +81,7 @@ class InstantEngine:
 
 
 def _no_stats() -> Stats:
-    return Stats(**dict.fromkeys(Stats.__struct_fields__, 0))
+    return Stats(**(dict.fromkeys(Stats.__struct_fields__, 0) | {"pages": 1}))
 
 
 def serve(link: Link, step_s: float) -> int:

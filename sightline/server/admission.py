@@ -94,7 +94,8 @@ async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float,
 
     A body may take `timeout_s`, and longer as long as it comes in at a modest rate.
     """
-    unread: list[Part] = scope["extensions"][UNREAD]["parts"]
+    extension = scope.get("extensions", {}).get(UNREAD)  # of our own protocol; other servers put the body into messages
+    unread: list[Part] = extension["parts"] if extension is not None else []
     parts: list[Part] = []
     size, begun = 0, asyncio.get_running_loop().time()
     try:
@@ -103,7 +104,9 @@ async def read_body(scope: Scope, receive: Receive, entry: Entry, max_mb: float,
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                if scope["extensions"][UNREAD]["is_lost"]:
+                if extension is None:
+                    unread.append(message.get("body", b""))
+                elif extension["is_lost"]:
                     raise MemoryError
                 new = sum(map(len, unread))
                 size += new
