@@ -13,7 +13,7 @@ class Scaling:
     target_kv_usage: float = 0.8  # share of the pages of keys and values; above it, requests soon wait for others to end
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
-    look_back_period_s: float = 10.0
+    look_back_period_s: float = 20.0  # longer than the 10 s between reports of replicas
 
 
 def replicas_wanted(replicas: int, requests: float, kv_usage: float, waiting: float, scaling: Scaling) -> float:
