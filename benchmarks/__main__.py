@@ -19,6 +19,7 @@ NAMES = (
     "pages",
     "schedule",
     "api",
+    "batch",
 )
 
 

@@ -141,7 +141,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "ask", "bench serve", "bench multiturn", "bench probe", "bench soak", "eval signs"]
+    "command", ["serve", "batch", "ask", "bench serve", "bench multiturn", "bench probe", "bench soak", "eval signs"]
 )
 def test_flags_are_grouped(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -55,11 +55,12 @@ ALLOWED = {
     "worker": {"encoder", "models", "ops", "parallel"},
     "engine": {"worker", "parallel", "grammar", "encoder", "models", "ops", "prompt", "schedule", "cache", "stream"},
     "llm": {"engine", "grammar", "models", "prompt", "media", "stream"},
-    "bench": {"evals", "server", "engine", "models", "prompt", "media"},
+    "bench": {"evals", "batch", "server", "engine", "models", "prompt", "media"},
     "evals": {"llm", "engine", "models", "prompt", "media", "stream", "data"},
     "server": {"engine", "models", "prompt", "media", "stream", "grammar"},
-    "ray": {"server", "cli", "llm", "engine", "models", "prompt", "media"},
-    "cli": {"server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
+    "batch": {"server"},
+    "ray": {"batch", "server", "cli", "engine", "models", "prompt", "media"},
+    "cli": {"batch", "server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops"},
 }
 WITHOUT_TORCH = (
     "errors",
@@ -84,6 +85,7 @@ WITHOUT_TORCH = (
     "schedule",
     "evals",
     "server",
+    "batch",
 )
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from sightline import __version__
-from sightline.cli import ask, bench, demo, doctor, eval, model, serve
+from sightline.cli import ask, batch, bench, demo, doctor, eval, model, serve
 from sightline.cli.flags import Parser
 from sightline.errors import UserError
 
@@ -14,7 +14,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="sightline", description="Serve and ask vision-language models.")
     parser.add_argument("--version", action="version", version=f"sightline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (demo, ask, serve, model, bench, eval, doctor):
+    for module in (demo, ask, serve, batch, model, bench, eval, doctor):
         module.add_command(commands)
     return parser
 

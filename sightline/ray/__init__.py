@@ -10,12 +10,20 @@ from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
     from sightline.ray.autoscaling import Scaling as Scaling
+    from sightline.ray.data import batch as batch
     from sightline.ray.local import run as run
     from sightline.ray.serving import Resources as Resources
     from sightline.ray.serving import app as app
     from sightline.ray.serving import build as build
 
-_WHERE = {"Scaling": "autoscaling", "Resources": "serving", "app": "serving", "build": "serving", "run": "local"}
+_WHERE = {
+    "batch": "data",
+    "Scaling": "autoscaling",
+    "Resources": "serving",
+    "app": "serving",
+    "build": "serving",
+    "run": "local",
+}
 
 
 def __getattr__(name: str) -> Any:

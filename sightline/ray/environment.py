@@ -13,7 +13,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
     "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(HEAD_BYTES),
-    # A replica that dies before it has said a byte, or whose engine does: another one is asked, if HAProxy has the whole request.
+    # A replica dies before it has said a byte, or its engine does: another one is asked, if HAProxy has the whole request.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
     # Application and router run in their actors' own event loops: with threads of their own, each token would cross them.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",

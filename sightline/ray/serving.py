@@ -49,7 +49,7 @@ def app(
         name="Replica",
         ray_actor_options={
             "num_cpus": resources.num_cpus,
-            "num_gpus": _gpus(config) if resources.num_gpus is None else resources.num_gpus,
+            "num_gpus": gpus_of(config) if resources.num_gpus is None else resources.num_gpus,
             **({"runtime_env": dict(resources.runtime_env)} if resources.runtime_env else {}),
         },
         # The server has limits of its own, which it counts in requests and in bytes, and says so in the shape of the API.
@@ -103,7 +103,7 @@ def _number(kind: Any) -> type[int] | type[float]:
     return int if kind is int else float
 
 
-def _gpus(config: Config) -> int:
+def gpus_of(config: Config) -> int:
     if config.model.device == "cpu" or not config.model.model:
         return 0
     return config.engine.tensor_parallel_size * config.server.data_parallel_size

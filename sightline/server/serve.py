@@ -18,10 +18,13 @@ from sightline.config import Config
 from sightline.errors import ConfigError
 from sightline.host_memory import keep_freed_memory
 from sightline.media.pillow import silence_warnings
-from sightline.server.context import served_names
+from sightline.server.admission import AdmissionBudget
+from sightline.server.context import ServerContext, served_names
 from sightline.server.engine_client import ENGINE_COMMAND
 from sightline.server.http_protocol import http_protocol
-from sightline.server.parts import ServerParts
+from sightline.server.metrics import Metrics
+from sightline.server.request_log import RequestLog
+from sightline.server.runtime import Runtime
 from sightline.server.startup_log import StartupLog
 
 _DRAIN_LOOK_S = 0.05
@@ -43,10 +46,13 @@ class _Server:
     def __init__(self, config: Config, engine_command: Sequence[str]) -> None:
         self._config, self._log = config, StartupLog(config.server.log_level_number)
         server = config.server
+        self._admission = AdmissionBudget(server.max_inflight_mb, server.max_inflight_requests)
+        self._metrics = Metrics(self._admission, served_names(config)[0])
         self._failure: str | None = None
-        listeners = (self._log.progress, self._log.ready, self._failed)
-        self._parts = ServerParts(config, *listeners, engine_command)
+        self._request_log = RequestLog() if server.log_requests else None
         self._socket = _listen(server.host, server.port)
+        listeners = (self._log.progress, self._log.ready, self._failed)
+        self._runtime = Runtime(config, self._admission, self._metrics, listeners, engine_command, self._request_log)
         self._uvicorn: _Uvicorn | None = None
         self._drain: asyncio.Task[None] | None = None
 
@@ -54,26 +60,28 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        self._parts.engine.start()
         try:
-            await self._parts.engine.begun.wait()
-            self._uvicorn = self._make_uvicorn()
+            self._uvicorn = self._make_uvicorn(await self._runtime.start())
             self._say_where()
-            self._parts.warm_up()
-            if self._failure is None and not self._parts.draining.is_set():
+            self._runtime.warm_up()
+            if self._failure is None and not self._runtime.draining.is_set():
                 await self._uvicorn.serve([self._socket])
         finally:
-            await self._parts.close()
+            await self._runtime.close()
+            if self._request_log is not None:
+                self._request_log.close()
         if self._failure is not None:
             print(f"sightline: {self._failure}", file=sys.stderr)
             return 1
         return 0
 
-    def _make_uvicorn(self) -> "_Uvicorn":
+    def _make_uvicorn(self, context: ServerContext) -> "_Uvicorn":
+        from sightline.server.app import make_app  # takes a third of a second, in which the engine has begun to load
+
         server = self._config.server
         return _Uvicorn(
             uvicorn.Config(
-                self._parts.make_app(self._is_on_loopback),
+                make_app(context, self._metrics, self._is_on_loopback),
                 loop="none",
                 http=http_protocol(server.header_timeout_s, server.read_timeout_s),
                 ws="none",
@@ -105,24 +113,24 @@ class _Server:
 
     def _stop(self) -> None:
         """The first signal: no more requests, and those in progress may end within drain_timeout_s. A second one ends them."""
-        again = self._parts.draining.is_set()
-        self._parts.draining.set()
+        again = self._runtime.draining.is_set()
+        self._runtime.draining.set()
         if self._uvicorn is None:  # nobody could ask yet
             return
         if again:
             self._uvicorn.force_exit = True
             self._uvicorn.should_exit = True
             return
-        if self._parts.admission.requests:
+        if self._admission.requests:
             limit = self._config.server.drain_timeout_s
-            self._log.say(f"Stopping: {self._parts.admission.requests} requests in progress may end within {limit:g} s.")
+            self._log.say(f"Stopping: {self._admission.requests} requests in progress may end within {limit:g} s.")
         self._drain = asyncio.get_running_loop().create_task(self._end_when_drained(self._uvicorn))
 
     async def _end_when_drained(self, server: "_Uvicorn") -> None:
         """The listener stays open meanwhile, so that whoever comes is told to come back (app.py) rather than turned away."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._config.server.drain_timeout_s
-        while self._parts.admission.requests and loop.time() < end and not server.should_exit:
+        while self._admission.requests and loop.time() < end and not server.should_exit:
             await asyncio.sleep(_DRAIN_LOOK_S)
         server.config.timeout_graceful_shutdown = max(1, math.ceil(end - loop.time()))  # for what is still being sent
         server.should_exit = True

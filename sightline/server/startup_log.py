@@ -15,21 +15,25 @@ class StartupLog:
 
     def __init__(self, level: int = logging.INFO) -> None:
         self._level = level
-        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self.console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._bar: Progress | None = None
         self._quarter = -1
 
+    @property
+    def is_terminal(self) -> bool:
+        return self.console.is_terminal
+
     def say(self, text: str, level: int = logging.INFO) -> None:
         if level >= self._level:
-            self._console.print(text, markup=False)
+            self.console.print(text, markup=False)
 
     def progress(self, report: messages.LoadProgress) -> None:
         if self._level > logging.INFO:
             return
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             if self._bar is None:
                 columns = (TextColumn("weights"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-                self._bar = Progress(*columns, console=self._console, transient=True)
+                self._bar = Progress(*columns, console=self.console, transient=True)
                 self._bar.start()
                 self._bar.add_task("weights", total=report.total)
             self._bar.update(self._bar.task_ids[0], completed=report.done)
@@ -64,7 +68,7 @@ class StartupLog:
             table.add_row("left alone", _size(memory.unplanned), f"of the GPU's {_size(memory.total)}")
         if memory.host_embeddings:
             table.add_row("rows on the host", _size(memory.host_embeddings), "rows that fell out of the above")
-        self._console.print(table)
+        self.console.print(table)
         stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.load_stages.items())
         self.say(
             f"The model is ready on {report.device} after {sum(report.load_stages.values()):.1f} s ({stages}); "
