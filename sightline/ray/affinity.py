@@ -8,13 +8,13 @@ tenant is not in the key, because HAProxy tells the router no API key; replicas 
 import hashlib
 import json
 import re
-from typing import Any
 
 _IMAGE = re.compile(rb";base64,([A-Za-z0-9+/=_-]+)")
 _LEAST, _MOST = 64, 16 * 1024  # characters of an image's base64
 _LIST = re.compile(r'"(?:messages|input)"\s*:\s*\[\s*')
 _TEXT = re.compile(r'"(?:prompt|input)"\s*:\s*(?=")')
 _SYSTEM = ("system", "developer")
+_SPACE = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder()
 
 
@@ -41,17 +41,14 @@ def _stable(begun: bytes) -> bytes:
 
 def _first_turn(text: str, start: int) -> str:
     """All up to the end of the first message that is not the system's, as far as it is there."""
-    found: list[Any] = []
     position = start
     while True:
         try:
-            message, position = _DECODER.raw_decode(text, position)
-        except ValueError:  # the list's end, or that of what is there
-            return json.dumps(found) if found else text[start:]
-        found.append(message.get("content") if isinstance(message, dict) else message)
+            message, position = _DECODER.raw_decode(text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
+        except (ValueError, RecursionError):  # the list's end, or that of what is there, or no JSON
+            return text[start:] if position == start else text[start:position]
         if not isinstance(message, dict) or message.get("role") not in _SYSTEM:
-            return json.dumps(found)
-        position += len(text[position : position + 16]) - len(text[position : position + 16].lstrip(", \n\r\t"))
+            return text[start:position]
 
 
 def _string(text: str, start: int) -> str:

@@ -24,6 +24,11 @@ _REFUSED = {
 }
 
 
+def environment() -> dict[str, str]:
+    """To be set wherever Ray starts (`ray start`, the containers of a RayCluster)."""
+    return dict(_ENVIRONMENT)
+
+
 # Of a cluster that is this machine alone: nodes have the address 127.0.0.1, on which replicas listen, too.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
