@@ -1,10 +1,13 @@
 """Writes requirements/demo.lock and test.lock: the pins of constraints.txt with the hashes of their files, from an index.
 
-    python .ci/lock.py --index-url URL    a "simple" index, as pip's option of that name takes it
+    python .ci/lock.py --index-url URL           a "simple" index, as pip's option of that name takes it
+    python .ci/lock.py --index-url URL --ray     requirements/ray.lock, with a Python that has the extra `ray` as well
 
 For each command of ./run one list: what it installs, with all that this pulls in, found by following the packages that are
 installed where this runs, which must be those that are pinned. Each release has the hashes of all its files, so that a list
 serves every Python and platform that the release serves. torch is in neither: builds for the CPU are on an index of their own.
+
+ray.lock has what the extra `ray` brings beside the pins, in the versions that are installed; tests/scale_out installs it.
 """
 
 import argparse
@@ -28,6 +31,8 @@ NOT_HERE = ("torch", "sightline")
 ALONE = ("setuptools",)  # needed to build the project, and by nobody else
 WITHOUT_DEPENDENCIES = ("torchvision",)  # of the tests, see constraints.txt
 HEAD = """# What ./run {command} installs but for torch, each file by its SHA-256. Written by .ci/lock.py from constraints.txt.
+"""
+RAY_HEAD = """# What the extra ray brings beside requirements/test.lock, each file by its SHA-256. Written by .ci/lock.py --ray.
 """
 
 
@@ -90,27 +95,45 @@ def without_wheel(files: dict[str, str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--index-url", required=True)
-    index = parser.parse_args().index_url.rstrip("/")
+    parser.add_argument("--ray", action="store_true")
+    arguments = parser.parse_args()
+    index = arguments.index_url.rstrip("/")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = pins()
+    if arguments.ray:
+        asked = [Requirement(text) for text in project["optional-dependencies"]["ray"]]
+        there = {line.split("==")[0] for line in (FOLDER / "test.lock").read_text().splitlines() if "==" in line}
+        names = {name: condition for name, condition in closure(asked).items() if name not in there}
+        versions = {name: metadata.version(name) for name in names}
+        files = {name: files_of(name, version, index) for name, version in versions.items()}
+        write("ray", RAY_HEAD, names, versions, files)
+        return complain(files, versions)
     own = [Requirement(text) for text in (*ALONE, *project["dependencies"])]
     tests = [Requirement(text) for text in project["optional-dependencies"]["test"]]
     lists = {"demo": closure(own), "test": closure([*own, *tests]) | dict.fromkeys(WITHOUT_DEPENDENCIES, "")}
     files = {name: files_of(name, pinned[name], index) for name in sorted(lists["test"]) if name not in NOT_HERE}
     FOLDER.mkdir(exist_ok=True)
     for command, names in lists.items():
-        lines = [HEAD.format(command=command)]
-        for name in sorted(set(names) - set(NOT_HERE)):
-            condition = f" ; {names[name]}" if names[name] else ""
-            hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(files[name].values()))
-            lines.append(f"{name}=={pinned[name]}{condition}{hashes}\n")
-        (FOLDER / f"{command}.lock").write_text("".join(lines), encoding="utf-8")
+        write(command, HEAD.format(command=command), names, pinned, files)
+    return complain(files, pinned)
+
+
+def write(list_name: str, head: str, names: dict[str, str], versions: dict[str, str], files: dict[str, dict[str, str]]) -> None:
+    lines = [head]
+    for name in sorted(set(names) - set(NOT_HERE)):
+        condition = f" ; {names[name]}" if names[name] else ""
+        hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in sorted(files[name].values()))
+        lines.append(f"{name}=={versions[name]}{condition}{hashes}\n")
+    (FOLDER / f"{list_name}.lock").write_text("".join(lines), encoding="utf-8")
+
+
+def complain(files: dict[str, dict[str, str]], versions: dict[str, str]) -> int:
     empty = [name for name, own_files in files.items() if not own_files]
     for name in empty:
-        print(f"the index has no file of {name} {pinned[name]}", file=sys.stderr)
+        print(f"the index has no file of {name} {versions[name]}", file=sys.stderr)
     for name, own_files in files.items():
         if lacking := without_wheel(own_files):
-            print(f"{name} {pinned[name]} has no wheel for Python {', '.join(lacking)} on Linux", file=sys.stderr)
+            print(f"{name} {versions[name]} has no wheel for Python {', '.join(lacking)} on Linux", file=sys.stderr)
     return 1 if empty else 0
 
 
