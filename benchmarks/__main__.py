@@ -20,6 +20,8 @@ NAMES = (
     "schedule",
     "api",
     "batch",
+    "ray_serve",
+    "ray_data",
 )
 
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sightline.ray.autoscaling import Scaling as Scaling
     from sightline.ray.data import batch as batch
     from sightline.ray.local import run as run
-    from sightline.ray.serving import Resources as Resources
     from sightline.ray.serving import app as app
     from sightline.ray.serving import build as build
+    from sightline.ray.settings import Resources as Resources
+    from sightline.ray.settings import Scaling as Scaling
 
 _WHERE = {
     "batch": "data",
-    "Scaling": "autoscaling",
-    "Resources": "serving",
+    "Scaling": "settings",
+    "Resources": "settings",
     "app": "serving",
     "build": "serving",
     "run": "local",

@@ -1,6 +1,6 @@
 """The key of a request from its first bytes: equal for requests that have their first image, or their beginning, in common.
 
-A router in front of the replicas sees some 32 KB of a body and must answer in a fraction of a millisecond. The first image is
+A router in front of the replicas looks at 32 KB of a body and must answer in a fraction of a millisecond. The first image is
 known by its first kilobytes in base64, a conversation without one by its first user's turn, and nothing else is parsed. A
 tenant is not in the key, because HAProxy tells the router no API key; replicas keep tenants apart all the same.
 """
@@ -15,11 +15,13 @@ _LIST = re.compile(r'"(?:messages|input)"\s*:\s*\[\s*')
 _TEXT = re.compile(r'"(?:prompt|input)"\s*:\s*(?=")')
 _SYSTEM = ("system", "developer")
 _SPACE = re.compile(r"[\s,]*")
+HEAD_BYTES = 32 * 1024
 _DECODER = json.JSONDecoder()
 
 
 def key_of_body(head: bytes) -> bytes:
     """`head`: a body of JSON, or as much of its beginning as is there."""
+    head = head[:HEAD_BYTES]
     image = _IMAGE.search(head)
     if image is not None and len(image[1]) >= _LEAST:
         whole = image.end() < len(head)  # else it goes on past the head

@@ -1,19 +1,9 @@
 """How many replicas there should be: by unfinished requests, and by the tokens that the engines hold for them."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Scaling:
-    min_replicas: int = 1
-    max_replicas: int = 1
-    target_ongoing_requests: float = 32.0  # of a replica; about as many as it decodes well together
-    target_kv_usage: float = 0.8  # share of the pages of keys and values; above it, requests soon wait for others to end
-    upscale_delay_s: float = 10.0
-    downscale_delay_s: float = 300.0
-    look_back_period_s: float = 20.0  # longer than the 10 s between reports of replicas
+from sightline.ray.settings import Scaling
 
 
 def replicas_wanted(replicas: int, requests: float, kv_usage: float, waiting: float, scaling: Scaling) -> float:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from sightline.errors import ConfigError
 
-HEAD_BYTES = 32 * 1024  # of a request, which the router sees; HAProxy keeps as much of each, and can send it again
+KEPT_BYTES = 64 * 1024  # of a request that HAProxy keeps, shows the router, and can send again if that is all of it
 
 _ENVIRONMENT = {
     # HAProxy in front, which asks a router of ours (router.py) and then sends requests straight to the replica.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
-    "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(HEAD_BYTES),
+    "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(KEPT_BYTES),
     # A replica dies before it has said a byte, or its engine does: another one is asked, if HAProxy has the whole request.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
     # Application and router run in their actors' own event loops: with threads of their own, each token would cross them.

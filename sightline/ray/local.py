@@ -1,21 +1,16 @@
 """A cluster for a first look: deploys to the one that this process is connected to, or starts one on this machine."""
 
-from typing import TYPE_CHECKING
-
 from sightline.config import Config
 from sightline.ray.environment import set_environment
-
-if TYPE_CHECKING:
-    from sightline.ray.autoscaling import Scaling
-    from sightline.ray.serving import Resources
+from sightline.ray.settings import Resources, Scaling
 
 NAME = "sightline"
 
 
 def run(
     config: Config | None = None,
-    scaling: "Scaling | None" = None,
-    resources: "Resources | None" = None,
+    scaling: Scaling | None = None,
+    resources: Resources | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
 ) -> None:

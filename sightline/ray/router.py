@@ -1,6 +1,6 @@
 """Which replica a request goes to: its image's owner, by the rule of --data-parallel-size (server/routing.py).
 
-HAProxy sends the first 32 KB of each POST to `IngressRouter`, one on each node with a proxy, and the request where that says.
+HAProxy sends the beginning of each POST to `IngressRouter`, one on each node with a proxy, and the request where that says.
 `AffinityRouter` holds the rule; Ray gives it the replicas as they come and go.
 """
 

@@ -13,25 +13,16 @@ from sightline.cli.serve import config_of_options
 from sightline.config import Config
 from sightline.errors import ConfigError
 from sightline.ray.adapter import attach_router, check_interfaces, environment_found
-from sightline.ray.autoscaling import Scaling
 from sightline.ray.environment import check_environment
 from sightline.ray.replica import Replica
 from sightline.ray.router import AffinityRouter, IngressRouter
+from sightline.ray.settings import Resources, Scaling
 from sightline.server.engine_client import ENGINE_COMMAND
 
 _POLICY = "sightline.ray.autoscaling.Policy"
 _DRAIN_MARGIN_S = 40.0  # Ray keeps a replica reachable for 30 s before it drains it, and sees in steps that it has
 _HEALTH_S = 5.0
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)  # the server has a log of requests of its own
-
-
-@dataclasses.dataclass(frozen=True)
-class Resources:
-    """What a replica takes of the cluster."""
-
-    num_cpus: float = 1.0
-    num_gpus: float | None = None  # by default one for each engine and rank, and none where the model runs on a CPU
-    runtime_env: Mapping[str, Any] | None = None
 
 
 def app(

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.ray.affinity import key_of_body
-from sightline.ray.environment import HEAD_BYTES
+from sightline.ray.affinity import HEAD_BYTES, key_of_body
 
 ROOM = 2048  # that headers may take of what HAProxy keeps
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from sightline.errors import ConfigError
-from sightline.ray.autoscaling import Policy, Scaling, replicas_wanted
+from sightline.ray.autoscaling import Policy, replicas_wanted
 from sightline.ray.environment import check_environment, environment
+from sightline.ray.settings import Scaling
 
 SCALING = Scaling(target_ongoing_requests=10, target_kv_usage=0.8)
 

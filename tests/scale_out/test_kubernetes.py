@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -168,3 +169,9 @@ def test_without_ray_its_parts_say_what_to_install() -> None:
 
     with pytest.raises(ConfigError, match=r"Ray is not installed; it comes with the extra: pip install 'sightline\[ray\]'"):
         sightline.ray.app  # noqa: B018
+
+
+def test_settings_are_there_before_ray_reads_its_environment() -> None:
+    """Red when what a script imports first imports Ray, whose environment `run` sets."""
+    code = "import sys; from sightline.ray import Resources, Scaling, run; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
