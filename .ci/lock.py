@@ -2,10 +2,13 @@
 
     python .ci/lock.py --index-url URL           a "simple" index, as pip's option of that name takes it
     python .ci/lock.py --index-url URL --docs    docs.lock instead, from an environment that has the docs extra and packaging
+    python .ci/lock.py --index-url URL --ray     requirements/ray.lock, with a Python that has the extra `ray` as well
 
 For each command of ./run one list: what it installs, with all that this pulls in, found by following the packages that are
 installed where this runs, which must be those that are pinned. Each release has the hashes of all its files, so that a list
 serves every Python and platform that the release serves. torch is in neither: builds for the CPU are on an index of their own.
+
+ray.lock has what the extra `ray` brings beside the pins, in the versions that are installed; tests/scale_out installs it.
 """
 
 import argparse
@@ -30,6 +33,7 @@ ALONE = ("setuptools",)  # needed to build the project, and by nobody else
 WITHOUT_DEPENDENCIES = ("torchvision",)  # of the tests, see constraints.txt
 HEAD = """# What ./run {command} installs{but}, each file by its SHA-256. Written by .ci/lock.py{origin}.
 """
+_HEADS = {"docs": ("", ""), "ray": (" (tests/ray) beside test.lock", "")}
 
 
 def pins() -> dict[str, str]:
@@ -92,12 +96,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--index-url", required=True)
     parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--ray", action="store_true")
     arguments = parser.parse_args()
     index = arguments.index_url.rstrip("/")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    if arguments.docs:
-        names = closure([Requirement(text) for text in project["optional-dependencies"]["docs"]])
-        return write({"docs": names}, {name: metadata.version(name) for name in names}, index)
+    if arguments.docs or arguments.ray:
+        extra = "docs" if arguments.docs else "ray"
+        names = closure([Requirement(text) for text in project["optional-dependencies"][extra]])
+        if arguments.ray:
+            there = {line.split("==")[0] for line in (FOLDER / "test.lock").read_text().splitlines() if "==" in line}
+            names = {name: condition for name, condition in names.items() if name not in there}
+        return write({extra: names}, {name: metadata.version(name) for name in names}, index)
     own = [Requirement(text) for text in (*ALONE, *project["dependencies"])]
     tests = [Requirement(text) for text in project["optional-dependencies"]["test"]]
     both = {"demo": closure(own), "test": closure([*own, *tests]) | dict.fromkeys(WITHOUT_DEPENDENCIES, "")}
@@ -109,7 +118,7 @@ def write(lists: dict[str, dict[str, str]], pinned: dict[str, str], index: str) 
     files = {name: files_of(name, pinned[name], index) for name in wanted}
     FOLDER.mkdir(exist_ok=True)
     for command, names in lists.items():
-        but, origin = ("", "") if command == "docs" else (" but for torch", " from constraints.txt")
+        but, origin = _HEADS.get(command, (" but for torch", " from constraints.txt"))
         lines = [HEAD.format(command=command, but=but, origin=origin)]
         for name in sorted(set(names) - set(NOT_HERE)):
             condition = f" ; {names[name]}" if names[name] else ""

@@ -22,6 +22,8 @@ NAMES = (
     "api",
     "batch",
     "routing",
+    "ray_serve",
+    "ray_data",
 )
 
 

@@ -252,3 +252,12 @@ def test_no_suitable_python_is_answered_with_one_sentence(tmp_path: Path) -> Non
     assert result.stderr.startswith(f"run: None of these is a Python 3.11 or newer: {old};")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / ".venv").exists()
+
+
+def test_ray_is_installed_by_its_hash_and_beside_ours() -> None:
+    """Red when the extra asks for another Ray than the list has, or the list brings another version of what is ours."""
+    found = locked("ray")
+    (asked,) = (Requirement(text) for text in EXTRAS["ray"])
+    assert asked.specifier.contains(found["ray"][0]) and asked.extras == {"serve", "data"}
+    assert not found.keys() & locked("test").keys() and "torch" not in found
+    assert all(len(hashes) == len(set(hashes)) >= 1 for _, hashes in found.values())

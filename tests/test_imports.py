@@ -59,6 +59,7 @@ ALLOWED = {
     "evals": {"llm", "engine", "models", "prompt", "media", "stream", "data"},
     "server": {"engine", "models", "prompt", "media", "stream", "grammar"},
     "batch": {"server"},
+    "ray": {"batch", "server", "cli", "engine", "models", "prompt", "media"},
     "__main__": {"cli"},
     "cli": {"batch", "server", "bench", "evals", "llm", "engine", "models", "prompt", "media", "ops", "parallel"},
 }

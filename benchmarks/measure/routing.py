@@ -32,7 +32,7 @@ from sightline.bench.load.connection import in_event_loop
 from sightline.bench.load.http import HttpClient
 from sightline.bench.load.server_metrics import read_metrics
 from sightline.bench.server_process import INSTANT, ServerError, serving
-from sightline.server.routing import media_key, rendezvous_order
+from sightline.server.routing import engine_names, media_key, rendezvous_order
 
 _POOL = 128  # images
 _PAUSE_S = 0.005
@@ -107,7 +107,7 @@ def pictures(count: int, engines: int) -> list[Picture]:
         file = io.BytesIO()
         Image.fromarray(random.integers(0, 256, (32, 32, 3), np.uint8)).save(file, "PNG")
         digest = hashlib.sha256(file.getvalue()).digest()
-        owner = rendezvous_order(media_key("", digest), engines)[0]
+        owner = rendezvous_order(media_key("", digest), engine_names(engines))[0]
         found.append(Picture(owner, base64.b64encode(file.getvalue()).decode()))
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sightline.bench.load.arrivals import arrival_times
-from sightline.server.routing import choose, media_key, rendezvous_order
+from sightline.server.routing import choose, engine_names, media_key, rendezvous_order
 
 _POOL = 128  # images
 
@@ -48,7 +48,9 @@ def simulate(engines: int, sequences: int, share: float, requests: int = 20_000,
     """A load of so large a share of what all engines can do."""
     due = arrival_times(requests, share * engines * sequences, seed)
     keys = [media_key("", bytes([number])) for number in range(_POOL)]
-    owned = [next(key for key in keys if rendezvous_order(key, engines)[0] == engine) for engine in range(engines)]
+    owned = [
+        next(key for key in keys if rendezvous_order(key, engine_names(engines))[0] == engine) for engine in range(engines)
+    ]
     random = np.random.default_rng(seed)
     turns = (owned[number % engines] for number in range(requests))
     halves = (keys[0] if random.random() < 0.5 else keys[int(random.integers(1, _POOL))] for _ in range(requests))

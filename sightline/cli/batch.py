@@ -18,7 +18,7 @@ SETTINGS = (
     "default_max_tokens", "max_output_tokens", "max_n", "ignore_unknown_fields", "enable_response_timings", "log_level",
     "max_restarts", "engine_timeout_s", "restart_backoff_s", "worker_threads", "kept_media_mb",
 )  # fmt: skip
-_REQUEST_TIMEOUT_S = 7 * 86400.0  # rows may wait long for their turn; an engine that hangs is found by its heartbeat
+REQUEST_TIMEOUT_S = 7 * 86400.0  # rows may wait long for their turn; an engine that hangs is found by its heartbeat
 
 
 def add_command(commands: Any) -> None:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 def batch_config(arguments: argparse.Namespace) -> Config:
     server = dataclasses.replace(
         from_flags(ServerConfig, arguments),
-        request_timeout_s=_REQUEST_TIMEOUT_S,
+        request_timeout_s=REQUEST_TIMEOUT_S,
         max_inflight_requests=_concurrency(arguments),
     )
     config = config_from_flags(arguments)

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,25 @@ def _read_file(path: Path) -> argparse.Namespace:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(f"The config file {path} must hold names and values, not a {type(content).__name__}.")
-    parser = Parser(prog=f"sightline serve --config {path}", add_help=False)
+    return _parse_options(content, f"The config file {path}", f"sightline serve --config {path}")
+
+
+def config_of_options(options: Mapping[str, Any], what: str) -> Config:
+    """The configuration of options by name, as a config file has them. `what` has them, for sentences about mistakes."""
+    return serve_config(argparse.Namespace(**vars(_parse_options(options, what, what)), config=None, served=None))
+
+
+def _parse_options(options: Mapping[str, Any], what: str, program: str) -> argparse.Namespace:
+    parser = Parser(prog=program, add_help=False)
     _add_options(parser)
     flags_known = {flag: action for action in parser._actions for flag in action.option_strings}
     known = {_setting(flag): action for flag, action in flags_known.items() if not flag.startswith("--no-")}
     flags: list[str] = []
-    for name, value in content.items():
+    for name, value in options.items():
         setting = _setting(str(name))
         if setting not in known:
-            raise ConfigError(f"The config file {path} has an option {str(name)!r} that does not exist{_hint(setting, known)}")
-        flags += _flags(setting, value, known[setting], path)
+            raise ConfigError(f"{what} has an option {str(name)!r} that does not exist{_hint(setting, known)}")
+        flags += _flags(setting, value, known[setting], what)
     return parser.parse(flags)
 
 
@@ -109,13 +118,13 @@ def _hint(setting: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else "."
 
 
-def _flags(name: str, value: Any, action: argparse.Action, path: Path) -> Sequence[str]:
+def _flags(name: str, value: Any, action: argparse.Action, what: str) -> Sequence[str]:
     flag = _flag(name)
     if value is None:
         return []
     if action.nargs == 0:  # a switch
         if not isinstance(value, bool):
-            raise ConfigError(f"The config file {path} has {name} = {value!r}, but it must be true or false.")
+            raise ConfigError(f"{what} has {name} = {value!r}, but it must be true or false.")
         off = _flag(f"no_{name}")
         return [flag] if value else [off] if off in action.option_strings else []
     if isinstance(value, list):

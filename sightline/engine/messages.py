@@ -124,6 +124,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     gpu_decoder: str = ""  # the library that decodes images on the GPU; empty: Pillow does, on the CPU
     gpu_kinds: tuple[str, ...] = ()  # of files that it decodes
     identity: Identity | None = None  # of an encoder
+    page_size: int = 0  # tokens of a page of keys and values; 0: there are none
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag="refused"):

@@ -59,7 +59,9 @@ async def read_body(
     It is read when there is room for it. From then on it may take `timeout_s`, and longer as long as it comes in at a modest
     rate; waits for more room do not count.
     """
-    unread: Unread = scope["extensions"][UNREAD]
+    unread: Unread | None = scope.get("extensions", {}).get(UNREAD)
+    in_messages = unread is None  # of another server's protocol, such as Ray Serve's
+    unread = unread or Unread()
     most = int(max_mb * MB)
     step = min(MOST_UNREAD, most, entry.most // 8)  # of a body whose length nobody knows
     await (entry.grow(step, most, unread.left) if announced is None else entry.reserve(announced, unread.left))
@@ -73,6 +75,8 @@ async def read_body(
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
+                if in_messages:
+                    unread.parts.append(message.get("body", b""))
                 if unread.is_lost:
                     raise MemoryError
                 size += sum(map(len, unread.parts))

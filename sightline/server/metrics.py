@@ -138,6 +138,9 @@ class Metrics(Observer):
             "Seconds since the engine's current step, or stage of its start, began or last advanced; 0 while it is idle.",
         )
         self._info = self._gauge("info", "Always 1; its labels say what is served.", "version", "model", "device", "dtype")
+        self._pages = self._gauge(
+            "cache_config_info", "Always 1; its labels say how keys and values are kept.", "block_size", "num_gpu_blocks"
+        )
         self._restarts = self._counter("engine_restarts", "Crashes of the engine, after which it is started again.")
         self._preemptions = self._counter("num_preemptions", "Answers put back into the queue for want of memory.")
         self._steps = self._counter("engine_steps", "Steps of the engine.")
@@ -233,6 +236,9 @@ class Metrics(Observer):
             self._memory.labels(part).set(getattr(memory, part))
         for cache, count in zip(CACHES, (memory.kv_cache, memory.embeddings, memory.host_embeddings), strict=True):
             self._cache_capacity.labels(cache).set(count)
+        self._pages.clear()
+        if report.page_size:
+            self._pages.labels(str(report.page_size), str(memory.kv_tokens // report.page_size)).set(1)
         self._info.clear()
         self._info.labels(__version__, self._model, report.device, report.dtype).set(1)
         self._up.set(1)

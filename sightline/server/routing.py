@@ -1,7 +1,9 @@
 """Which of several engines a request goes to: the one that most likely has its images and its beginning already.
 
-Rendezvous hashing: a key and each engine's number give a score, and the engine with the highest one owns the key. An engine
+Rendezvous hashing: a key and each engine's name give a score, and the engine with the highest one owns the key. An engine
 that comes or goes moves its own keys alone. An owner that is too far behind the others is passed over for the next.
+
+The engines of a server have their numbers as names; replicas of Ray Serve (sightline/ray/router.py) those that Ray gives them.
 """
 
 import hashlib
@@ -45,7 +47,7 @@ class Choice:
     spilled: bool  # another one owns the key
 
 
-def choose(key: bytes, loads: Sequence[int | None], sequences: int) -> Choice:
+def choose(key: bytes, loads: Sequence[int | None], sequences: int, names: Sequence[bytes] | None = None) -> Choice:
     """`loads`: unfinished requests of each engine; None: it cannot be asked. At least one can. `sequences` run at once in each:
     where all of an engine's are taken its requests wait, so others go to one that has some left."""
     there = [load for load in loads if load is not None]
@@ -54,12 +56,16 @@ def choose(key: bytes, loads: Sequence[int | None], sequences: int) -> Choice:
         most = min(max(_FACTOR * average, average + _DEVIATIONS * math.sqrt(average)) + _SLACK, sequences)
     else:
         most = _FULL_FACTOR * average + _FULL_SLACK
-    order = [number for number in rendezvous_order(key, len(loads)) if loads[number] is not None]
+    order = [number for number in rendezvous_order(key, names or engine_names(len(loads))) if loads[number] is not None]
     chosen = next((number for number in order if (loads[number] or 0) < most), order[0])
     return Choice(chosen, spilled=chosen != order[0])
 
 
-def rendezvous_order(key: bytes, engines: int) -> list[int]:
-    """All engines, the owner of the key first."""
-    scores = [hashlib.blake2b(key, digest_size=8, key=number.to_bytes(4)).digest() for number in range(engines)]
-    return sorted(range(engines), key=scores.__getitem__, reverse=True)
+def rendezvous_order(key: bytes, names: Sequence[bytes]) -> list[int]:
+    """Places of all engines, the owner of the key first. A name has at most 64 bytes."""
+    scores = [hashlib.blake2b(key, digest_size=8, key=name).digest() for name in names]
+    return sorted(range(len(names)), key=scores.__getitem__, reverse=True)
+
+
+def engine_names(engines: int) -> list[bytes]:
+    return [number.to_bytes(4) for number in range(engines)]

@@ -19,7 +19,7 @@ from sightline.server.engine_client import EngineGone
 from sightline.server.engine_group import RoutedAnswers
 from sightline.server.errors import ApiError, unavailable
 from sightline.server.protocol import ChatRequest
-from sightline.server.routing import affinity_key, choose, rendezvous_order
+from sightline.server.routing import affinity_key, choose, engine_names, rendezvous_order
 from sightline.server.sampling import beginning_of
 from sightline.submission import Submission
 from sightline.types import Request, SamplingParams
@@ -29,16 +29,16 @@ KEYS = [number.to_bytes(32) for number in range(4000)]
 
 def test_keys_are_spread_evenly_and_stay_where_they_are() -> None:
     """Red when an engine that joins moves keys of others than its own share, or when an order depends on more than the key."""
-    owners = [rendezvous_order(key, 8)[0] for key in KEYS]
+    owners = [rendezvous_order(key, engine_names(8))[0] for key in KEYS]
     assert all(400 < count < 600 for count in Counter(owners).values())
-    more = [rendezvous_order(key, 9) for key in KEYS]
+    more = [rendezvous_order(key, engine_names(9)) for key in KEYS]
     assert all(order[0] in (owner, 8) for order, owner in zip(more, owners, strict=True))
     assert all(sorted(order) == list(range(9)) for order in more[:50])
 
 
 def test_an_engine_that_is_gone_leaves_its_keys_to_the_next() -> None:
     for key in KEYS[:200]:
-        order = rendezvous_order(key, 4)
+        order = rendezvous_order(key, engine_names(4))
         loads: list[int | None] = [0, 0, 0, 0]
         loads[order[0]] = None
         assert choose(key, loads, 256).engine == order[1]
@@ -47,7 +47,7 @@ def test_an_engine_that_is_gone_leaves_its_keys_to_the_next() -> None:
 def test_without_overload_the_owner_is_asked() -> None:
     """A few more at the owner than at the others are no overload; twice the average and more are."""
     key = KEYS[7]
-    owner, second, *_ = rendezvous_order(key, 4)
+    owner, second, *_ = rendezvous_order(key, engine_names(4))
     for load, spilled in ((0, False), (2, False), (20, True)):
         loads = [0, 0, 0, 0]
         loads[owner] = load
