@@ -39,10 +39,10 @@ def stage(folder: Path) -> None:
 
 def settings_page() -> str:
     """Every setting as a table: flag, default, what `--help` says."""
-    from sightline.config import EngineConfig, MediaConfig, ModelConfig, ServerConfig  # it needs no other package
+    from sightline.config import EncoderConfig, EngineConfig, MediaConfig, ModelConfig, ServerConfig  # it needs no other package
 
     lines = ["# Settings", "", SETTINGS]
-    for kind in (ModelConfig, EngineConfig, MediaConfig, ServerConfig):
+    for kind in (ModelConfig, EngineConfig, EncoderConfig, MediaConfig, ServerConfig):
         lines += ["", f"## {kind.__name__}", "", kind.__doc__ or "", "", "| flag | default | |", "|---|---|---|"]
         for field in dataclasses.fields(kind):
             shown = "" if field.default in (None, "", ()) or not field.metadata["show_default"] else f"`{field.default}`"
