@@ -39,7 +39,13 @@ def stage(folder: Path) -> None:
 
 def settings_page() -> str:
     """Every setting as a table: flag, default, what `--help` says."""
-    from sightline.config import EncoderConfig, EngineConfig, MediaConfig, ModelConfig, ServerConfig  # it needs no other package
+    from sightline.config import (  # it needs no other package
+        EncoderConfig,
+        EngineConfig,
+        MediaConfig,
+        ModelConfig,
+        ServerConfig,
+    )
 
     lines = ["# Settings", "", SETTINGS]
     for kind in (ModelConfig, EngineConfig, EncoderConfig, MediaConfig, ServerConfig):
