@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> Results:
     try:
         import ray
     except ModuleNotFoundError:
-        raise ConfigError("Ray is not installed; it comes with the extra: pip install 'sightline[ray]'.") from None
+        raise ConfigError("Ray is not installed; it comes with the extra: pip install 'sightline-vlm[ray]'.") from None
     from benchmarks.measure.ray_data import ENGINES, compare
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="warning")

@@ -34,4 +34,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "ray":
             raise
-        raise ConfigError("Ray is not installed; it comes with the extra: pip install 'sightline[ray]'.") from None
+        raise ConfigError("Ray is not installed; it comes with the extra: pip install 'sightline-vlm[ray]'.") from None

@@ -127,7 +127,7 @@ def test_bad_rows_are_in_a_file_of_their_own(tmp_path: Path) -> None:
     for line in asked.values():
         assert line["error"]["message"] == line["response"]["body"]["error"]["message"]
     assert "tempreature" in asked["field"]["error"]["message"] and asked["field"]["error"]["line"] == 8
-    assert "allowed_local_media_path" in asked["outside"]["error"]["message"]
+    assert "--allowed-local-media-path" in asked["outside"]["error"]["message"]
     (inside / "later.png").write_bytes(png(2))
     done = batch(requests, answers, *flags, code=3)
     assert "1 row answered, 12 without an answer, 2 answered before" in done.stdout

@@ -140,7 +140,7 @@ def test_memory_of_pixels_is_bounded(folder: Path, held: HeldDecodes) -> None:
     """A hundred pictures at once. Red when more pixels are there, or on their way, than the setting allows."""
     run = driver(folder, threads=True, decode_memory_mb=1)
     decoder = run.engine.encoder._decoder
-    decoder._memory_bytes = most = 400_000
+    decoder._memory_bytes = most = 1_000_000  # a fourth is more than one of the pictures takes while it is decoded
     decoder._small.share, decoder._small.limit = most // 4, most
     held.go_on.set()
     requests = [request_of(folder, f"{number} ", png(number % 20, 120, 100)) for number in range(100)]

@@ -6,15 +6,17 @@ from pathlib import Path
 
 LOADED = """
 import gc, sys
+from types import SimpleNamespace
 from sightline.config import Config, ModelConfig
 from sightline.engine.liveness import Liveness
-from sightline.engine.messages import Ready, Start
+from sightline.engine.messages import Ready, Start, decode_report
 from sightline.engine.process import load
 
 def main():
     reports = []
-    engine = load(Start(Config(model=ModelConfig(model=sys.argv[1], device="cpu"))), reports.append, Liveness())
-    assert isinstance(reports[-1], Ready), reports
+    socket = SimpleNamespace(send=reports.append, send_multipart=reports.append)
+    engine = load(Start(Config(model=ModelConfig(model=sys.argv[1], device="cpu"))), socket, Liveness())
+    assert isinstance(decode_report(reports[-1]), Ready), reports
     print(gc.get_freeze_count(), len(gc.get_objects()))
     engine.close()
 

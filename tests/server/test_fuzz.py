@@ -35,7 +35,12 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
 
 def route_table() -> list[tuple[str, str]]:
     """(method, path) of all that a server serves."""
-    context: Any = SimpleNamespace(config=Config(), engine=SimpleNamespace(work_age_s=0.0), draining=asyncio.Event())
+    context: Any = SimpleNamespace(
+        config=Config(),
+        files=SimpleNamespace(spec=SimpleNamespace(family="qwen3-vl")),
+        engine=SimpleNamespace(work_age_s=0.0),
+        draining=asyncio.Event(),
+    )
     routes = [*answer_routes(context), *other_routes(context, Metrics(AdmissionBudget(1, 1), "x"), b"")]
     return sorted((method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD")
 
