@@ -16,12 +16,14 @@ import contextlib
 import json
 import math
 import multiprocessing
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,7 @@ def measure_tower(files: ModelFiles, arguments: argparse.Namespace) -> dict[str,
         processes = [context.Process(target=run_rank, args=(info, results, grids, arguments)) for info in infos]
         for process in processes:
             process.start()
-        by_rank = [results.get(timeout=1800) for _ in processes]
+        by_rank = results_of(processes, results)
         for process in processes:
             process.join()
     found: dict[str, Any] = {"images": arguments.batch, "patches": sum(math.prod(grid) for grid in grids)}
@@ -109,6 +111,23 @@ def measure_tower(files: ModelFiles, arguments: argparse.Namespace) -> dict[str,
         slowest = max((result[kind] for result in by_rank), key=lambda times: float(times["ms"]))
         found[kind] = slowest | {"share_of_all_reduce": 1 - slowest["ms_without_all_reduce"] / slowest["ms"]}
         print(f"  {kind:10} {slowest['ms']:9.2f} ms, of which all-reduce {100 * found[kind]['share_of_all_reduce']:.1f} %")
+    return found
+
+
+def results_of(processes: Sequence[BaseProcess], results: Any) -> list[dict[str, Any]]:
+    """Of each rank; a rank that fails ends them all, for the others would wait for it in a collective."""
+    found: list[dict[str, Any]] = []
+    while len(found) < len(processes):
+        try:
+            found.append(results.get(timeout=1.0))
+        except queue.Empty:
+            failed = [rank for rank, process in enumerate(processes) if process.exitcode]
+            if failed:
+                for process in processes:
+                    process.terminate()
+                raise SystemExit(
+                    f"Rank {failed[0]} ended with exit code {processes[failed[0]].exitcode}; it says why above."
+                ) from None
     return found
 
 
