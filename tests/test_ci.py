@@ -115,7 +115,7 @@ def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "failed", "arguments"),
-    [(1, 6, ()), (2, 1, ()), (1, 1, ("-x",))],
+    [(1, 21, ()), (2, 1, ()), (1, 1, ("-x",))],
     ids=["many at once", "a run that was cut short", "one that was asked for in part"],
 )
 def test_no_other_failure_is_tried_again(tmp_path: Path, code: int, failed: int, arguments: tuple[str, ...]) -> None:

@@ -118,6 +118,18 @@ def test_figures_are_those_of_the_results(file: str, row: str, keys: tuple[str, 
             ]
 
 
+def test_figures_of_ray_are_those_of_the_results() -> None:
+    """Red when docs/scale-out.md says other milliseconds than the last run that is kept."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "ray_serve_cpu.json").read_text())
+    text = (ROOT / "docs" / "scale-out.md").read_text()
+    rows = [line.strip("|").split("|")[1:] for line in text.splitlines() if line.startswith("| a request of ")]
+    assert len(rows) == len(results["sizes"])
+    for cells, size in zip(rows, results["sizes"], strict=True):
+        said = [numbers(cell) for cell in cells]
+        for shown, values in zip(said, (size["direct_ms"], size["ray_ms"], size["added_ms"]), strict=True):
+            assert len(shown) == 2 and all(map(shows, shown, values)), (shown, values)
+
+
 def test_targets_have_the_figures_of_others() -> None:
     for target in TARGETS:
         if target.key in PEERS["figures"]:
