@@ -278,7 +278,7 @@ class Engine:
                 updates += self._tell(answer, taken[chunk.sequence.id], logprobs.get(chunk.sequence.id, []))
         return updates
 
-    def _tell(self, answer: SequenceOutput, tokens: list[int], logprobs: list[TokenLogprob]) -> list[Update]:
+    def _tell(self, answer: SequenceOutput, tokens: Seq[int], logprobs: list[TokenLogprob]) -> list[Update]:
         """What tokens that the answer's sequence has just got make of its text. Those after its end are dropped."""
         sequence = answer.sequence
         if answer.grammar is not None and answer.grammar.error is not None:

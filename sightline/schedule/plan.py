@@ -97,7 +97,8 @@ def _give_tokens(schedule: Schedule, plan: _Plan, sequence: Sequence, decodes: b
         count = until_snapshot(sequence, start, count)
     # Pages are counted before embedding slots are reserved: those of a chunk that then has no page would block who could move.
     count = _within_pages(schedule, plan, sequence, start, count)
-    count = _with_embeddings(schedule, plan, sequence, start, count) if count else 0
+    if count and start < sequence.prompt_tokens:
+        count = _with_embeddings(schedule, plan, sequence, start, count)
     if not count:
         return False
     _allocate(schedule, sequence, start + count)

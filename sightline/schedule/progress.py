@@ -43,9 +43,11 @@ def advance(schedule: Schedule, step: Step) -> None:
         if sequence.copies is not None:
             schedule.pages.unlock([sequence.copies])
             sequence.copies = None
-        sequence.in_flight += chunk.samples
+        if chunk.logits:
+            sequence.in_flight += 1
         _share_full_pages(schedule, sequence)
-        _unpin_consumed(schedule, sequence)
+        if sequence.pinned:
+            _unpin_consumed(schedule, sequence)
 
 
 def encode_is_ready(schedule: Schedule, key: bytes) -> None:
@@ -68,25 +70,29 @@ def abandon_encode(schedule: Schedule, key: bytes) -> None:
     schedule.embeddings.abandon(entry)
 
 
-def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, Seq[int]]) -> dict[int, list[int]]:
+def take_tokens(schedule: Schedule, step: Step, sampled: Mapping[int, Seq[int]]) -> dict[int, Seq[int]]:
     """A launched step's results were read: `sampled` has the tokens of each sequence (by id) whose chunk sampled, one after its
     last known token and one after each draft. Returns those that count: a draft's only if the draft was right.
 
     Steps are read in the order they were launched. A sequence may have ended or been preempted since.
     """
-    taken: dict[int, list[int]] = {}
+    taken: dict[int, Seq[int]] = {}
     for chunk in step.chunks:
         sequence = chunk.sequence
-        if not chunk.samples or sequence.status is Status.FINISHED:
+        if not chunk.logits or sequence.status is Status.FINISHED:
             continue
-        found = accepted(chunk.drafts, sampled[sequence.id]) if chunk.drafts else list(sampled[sequence.id])
+        found = sampled[sequence.id]
+        if chunk.drafts:
+            found = accepted(chunk.drafts, found)
         taken[sequence.id] = found
-        sequence.output += found
+        sequence.output.extend(found)
         sequence.in_flight -= 1
         if sequence.status is Status.RUNNING:
-            sequence.computed += len(found) - 1
+            if chunk.drafts:
+                sequence.computed += len(found) - 1
             _share_full_pages(schedule, sequence)
-            keep_of_answer(schedule, sequence)
+            if sequence.awaits_node is not None:
+                keep_of_answer(schedule, sequence)
     return taken
 
 
@@ -101,7 +107,7 @@ def accepted(drafts: Seq[int], tokens: Seq[int]) -> list[int]:
 def _share_full_pages(schedule: Schedule, sequence: Sequence) -> None:
     """Own pages of known tokens that are full and computed join the prefix tree; where another sequence was faster, its page
     is used."""
-    full = min(sequence.computed, sequence.known) // sequence.page_size
+    full = min(sequence.computed, sequence.prompt_tokens + len(sequence.output)) // sequence.page_size
     if full <= len(sequence.nodes):
         return
     extend_keys(sequence)
