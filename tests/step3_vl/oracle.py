@@ -77,12 +77,14 @@ class Oracle:
         return torch.cat(found) if found else None
 
     @torch.inference_mode()
-    def logits(self, ids: list[int], rows: torch.Tensor | None, cache: Any = None) -> torch.Tensor:
-        """After each token, [tokens, vocab]; `rows` stand where the pads are."""
-        tokens = torch.tensor(ids, device=self.device)
+    def logits(
+        self, ids: list[int], rows: torch.Tensor | None, cache: Any = None, more: tuple[int, ...] = ()
+    ) -> torch.Tensor:
+        """After each token, [tokens, vocab]; `rows` stand where the pads of `ids` are, `more` is behind them."""
+        tokens = torch.tensor([*ids, *more], device=self.device)
         embeds = self.text.get_input_embeddings()(tokens).clone()
         if rows is not None:
-            embeds[tokens == self.config["image_token_id"]] = rows.to(embeds.dtype)
+            embeds[: len(ids)][tokens[: len(ids)] == self.config["image_token_id"]] = rows.to(embeds.dtype)
         found: torch.Tensor = self.text(inputs_embeds=embeds[None], past_key_values=cache, use_cache=cache is not None).logits[0]
         return found
 
