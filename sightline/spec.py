@@ -140,6 +140,7 @@ class PatchTowerSpec(VisionSpec):
     merger: MergerSpec
     position_grid: PositionGridSpec | None = None
     window: WindowSpec | None = None
+    columns_first: bool = False  # the first half of a head's pairs is turned by columns of patches, not by rows
     deepstack_layers: tuple[int, ...] = ()  # outputs of these blocks are merged too and fed to the first decoder layers
     # Patches along a side of an image, of which the tower has rotary positions. smart_resize keeps areas below some 17 M pixels
     # and aspects below 200, which is at most 4,160 patches of 14 pixels; min_pixels and max_pixels can be set to other areas.

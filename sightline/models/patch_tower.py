@@ -254,7 +254,10 @@ class PatchTower(Tower):
     def forward(self, batch: TowerBatch) -> torch.Tensor:
         """[rows, embedding_width]: the merged row, then one per deepstack feature."""
         hidden = self.embed(batch)
-        row_col = batch.row_col.T.contiguous().T  # all rows, then all columns: as products want them
+        axes = batch.row_col.T
+        row_col = (
+            axes.flip(0) if self.spec.columns_first else axes.contiguous()
+        ).T  # one axis, then the other: as products want
         windows, window_spec = batch.windows, self.spec.window
         if windows is not None:
             unit = self.spec.merge_size**2

@@ -1,5 +1,7 @@
-"""What parity is checked on: pictures with windows and without, of all the shapes that are treated apart. Sizes are width x height,
-of a tiny checkpoint: views of 168 pixels, windows of 112, a longest side of 672."""
+"""What parity is checked on: pictures with windows and without, of all the shapes that are treated apart.
+
+Sizes are width x height, for a tiny checkpoint: views of 168 pixels, windows of 112, a longest side of 672.
+"""
 
 from typing import Any
 

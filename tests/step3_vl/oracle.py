@@ -1,4 +1,4 @@
-"""transformers as the judge of Step3-VL: its tower of the same architecture and Qwen3's decoder, joined here; Pillow for pixels.
+"""transformers as the judge of Step3-VL: its tower of the same architecture and Qwen3's decoder, joined; Pillow for pixels.
 
 transformers has no class for the whole model. Step3p7VisionModel is the same tower in another layout, and transformers' own
 conversion brings the checkpoint's tensors into it, but for one thing: it turns the first half of a head's pairs by rows of
@@ -77,15 +77,15 @@ class Oracle:
         return torch.cat(found) if found else None
 
     @torch.inference_mode()
-    def logits(
-        self, ids: list[int], rows: torch.Tensor | None, cache: Any = None, more: tuple[int, ...] = ()
-    ) -> torch.Tensor:
+    def logits(self, ids: list[int], rows: torch.Tensor | None, cache: Any = None, more: tuple[int, ...] = ()) -> torch.Tensor:
         """After each token, [tokens, vocab]; `rows` stand where the pads of `ids` are, `more` is behind them."""
         tokens = torch.tensor([*ids, *more], device=self.device)
         embeds = self.text.get_input_embeddings()(tokens).clone()
         if rows is not None:
             embeds[: len(ids)][tokens[: len(ids)] == self.config["image_token_id"]] = rows.to(embeds.dtype)
-        found: torch.Tensor = self.text(inputs_embeds=embeds[None], past_key_values=cache, use_cache=cache is not None).logits[0]
+        found: torch.Tensor = self.text(inputs_embeds=embeds[None], past_key_values=cache, use_cache=cache is not None).logits[
+            0
+        ]
         return found
 
     def greedy(self, ids: list[int], rows: torch.Tensor | None, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What Step3-VL is shown of a picture, in the published sizes: which windows, of which pixels, and how they stand in a prompt."""
+"""What Step3-VL is shown of a picture, in published sizes: which windows, of which pixels, how they stand in a prompt."""
 
 import dataclasses
 import itertools
@@ -161,7 +161,9 @@ def test_most_patches_are_of_the_narrowest(processor: StepProcessor) -> None:
 def test_other_areas(processor: StepProcessor, least: int, most: int, width: int, height: int) -> None:
     """--min-pixels and --max-pixels are areas of the picture that windows are cut from."""
     limited = dataclasses.replace(processor, image=dataclasses.replace(processor.image, min_pixels=least, max_pixels=most))
-    if max(width, height) > 50 * min(width, height) or (min(width, height) < 32 and max(width, height) > 4 * min(width, height)):
+    if max(width, height) > 50 * min(width, height) or (
+        min(width, height) < 32 and max(width, height) > 4 * min(width, height)
+    ):
         return
     _, (high, wide) = limited._picture(height, width)
     assert high * wide <= most and max(high, wide) <= 3024

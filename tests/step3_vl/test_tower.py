@@ -56,12 +56,16 @@ def places(grids: list[Grid]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_columns_turn_the_first_half_of_pairs_that_lie_side_by_side(
     tiny_checkpoints: dict[str, Path], tower: StepTower
 ) -> None:
-    """Scores of queries and keys as the model's own code makes them of the stored matrix. Red if rows and columns change places,
-    or pairs are taken from the two halves of a head."""
+    """Scores of queries and keys as the model's own code makes them of the stored matrix. Red if rows and columns change
+    places, or pairs are taken from the two halves of a head."""
     stored = load_file(tiny_checkpoints["step3-vl"] / "model.safetensors")
     name, heads = "vision_model.transformer.resblocks.1.attn", tower.spec.block.num_heads
+    seen: list[torch.Tensor] = []
+    tower.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.extend(x.clone() for x in inputs[:2]))
+    tower(tower.make_batch(random_patches([(1, 8, 12)], tower.patch_width), [(1, 8, 12)]))
+    hidden, turns = seen
     row_col, _ = places([(1, 8, 12)])
-    x = random_patches([(1, 8, 12)], tower.spec.block.hidden_size)[0]
+    x = tower.blocks[1].norm1(hidden)
     qkv = F.linear(x, stored[f"{name}.in_proj_weight"], stored[f"{name}.in_proj_bias"])
     q, k, v = qkv.unflatten(1, (3, heads, -1)).unbind(1)
     frequencies = 1e4 ** (-torch.arange(24) / 24)
@@ -72,7 +76,7 @@ def test_columns_turn_the_first_half_of_pairs_that_lie_side_by_side(
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(2)
 
     linear = tower.blocks[1].qkv
-    found = rotated_projection(x, linear.weight, linear.bias, row_col, tower.rotary, heads)
+    found = rotated_projection(x, linear.weight, linear.bias, turns, tower.rotary, heads)
     expected = torch.einsum("ihd,jhd->hij", turned(q), turned(k))
     torch.testing.assert_close(torch.einsum("ihd,jhd->hij", found[:, 0], found[:, 1]), expected, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(found[:, 2], v, atol=1e-5, rtol=1e-5)
@@ -84,7 +88,9 @@ def test_neighbours_are_a_convolutions(block: int) -> None:
     blocks are walked through in another order."""
     scale, size = 4 // block, 5
     grids = [(count, high // scale, wide // scale) for count, high, wide in GRIDS]
-    row_col, grid_size = (x if scale == 1 else x.unflatten(0, (-1, 4, 4))[:, ::2, ::2].flatten(0, 2) // 2 for x in places(GRIDS))
+    row_col, grid_size = (
+        x if scale == 1 else x.unflatten(0, (-1, 4, 4))[:, ::2, ::2].flatten(0, 2) // 2 for x in places(GRIDS)
+    )
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(len(row_col), size, generator=generator)
     weight = torch.randn(7, size, 3, 3, generator=generator)
@@ -104,7 +110,7 @@ def test_neighbours_are_a_convolutions(block: int) -> None:
 
 @torch.inference_mode()
 def test_the_layout_for_gpus_changes_nothing(tower: StepTower, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Red if biases that norms add are missing where the convolutions put zeros around a grid, or a scale is left out of one."""
+    """Red if biases that norms add are missing where convolutions put zeros around a grid, or a scale is left out of one."""
     batch = tower.make_batch(random_patches(GRIDS, tower.patch_width), GRIDS)
     expected = tower(batch)
     monkeypatch.setattr("sightline.models.patch_tower.HEAD_DIM_MULTIPLE", 128)

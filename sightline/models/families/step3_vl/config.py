@@ -80,6 +80,7 @@ def read_tower(fields: Fields, out: int, projector_bias: bool) -> PatchTowerSpec
             layer_scale=True,
         ),
         rope_theta=1e4,
+        columns_first=True,
         merge_size=DOWNSAMPLING,
         merger=ConvMergerSpec(projector_bias),
         position_grid=PositionGridSpec(side=image // patch, mode="bilinear", align_corners=False),

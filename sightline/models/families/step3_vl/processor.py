@@ -42,6 +42,7 @@ _BILINEAR = 2  # Pillow's number
 _LINE = 32, 4  # a picture narrower than this many pixels and this much longer than wide is padded to a square
 _ELONGATED = 1.5  # pictures that fit into the whole view have windows if they are longer than this
 _VERY_ELONGATED = 4  # larger ones have windows of their shorter side then
+_LONGEST_LINE = MAX_ASPECT + 2  # windows of one as narrow as may be, once its shorter side was rounded down
 _NEARLY_NOTHING = 0.2  # of a window: so much at the end of a side does not make another one
 
 
@@ -75,7 +76,7 @@ class StepProcessor(ProcessorSpec):
             padded = View((height, width), (longer, longer), (longer, longer), (0, 0), "bilinear", "black")
             height = width = longer
         size = self._scaled(height, width)
-        if min(size) == 0 or max(size) > MAX_ASPECT * min(size):
+        if min(size) == 0 or max(size) > _LONGEST_LINE * min(size):
             raise MediaError(
                 f"A picture of {width}x{height} pixels is too narrow: the aspect ratio may be {MAX_ASPECT} at most."
             )
@@ -137,8 +138,8 @@ class StepProcessor(ProcessorSpec):
         return (self.view // self.image.patch_size) ** 2
 
     def most_patches_per_item(self) -> int:
-        """A line of windows as long as its aspect, or a square of them, and the whole picture."""
-        windows = max(MAX_ASPECT, math.ceil(self.longest / self.window) ** 2)
+        """A line of windows, or a square of them, and the whole picture."""
+        windows = max(_LONGEST_LINE, math.ceil(self.longest / self.window) ** 2)
         return windows * (self.window // self.image.patch_size) ** 2 + self.most_patches_at_once()
 
 

@@ -2,7 +2,7 @@
 
 from sightline.models.families.step3_vl.config import ConvMergerSpec
 from sightline.models.weight_table import WeightTable
-from sightline.models.weights.expressions import Concat, Part, Permute, Reshape, Stored, Weight, flatten
+from sightline.models.weights.expressions import Concat, Part, Permute, Reshape, Stored, Weight, flatten, transpose
 from sightline.models.weights.layers import decoder, linear, norm, usual_parts
 from sightline.spec import ModelSpec, PatchTowerSpec
 
@@ -45,17 +45,11 @@ def _tower(table: WeightTable, vision: PatchTowerSpec) -> None:
 
 
 def _qkv(stored: Stored, vision: PatchTowerSpec) -> Weight:
-    """Rows of queries and keys in the order that the tower rotates them in.
-
-    Theirs, of a head: those that columns turn, then those that rows turn, pairs side by side. Ours: the first halves of pairs,
-    then the second ones, of each those that rows turn first.
-    """
+    """Of queries and keys, the first numbers of a head's pairs, then the second ones; stored pairs are adjacent."""
     heads, head_dim, rest = vision.block.num_heads, vision.block.head_dim, stored.shape[1:]
-    rotated = heads * head_dim * 2
-    apart = Reshape((2 * heads, 2, head_dim // 4, 2, *rest), Part(0, 0, rotated, stored))  # heads, axis, frequency, half
-    rows_first = Concat(1, (Part(1, 1, 1, apart), Part(1, 0, 1, apart)))
-    halves = Permute((0, 3, 1, 2, *range(4, 4 + len(rest))), rows_first)
-    return Concat(0, (Reshape((rotated, *rest), halves), Part(0, rotated, heads * head_dim, stored)))
+    rotated = 2 * heads * head_dim
+    pairs = Reshape((2 * heads, head_dim // 2, 2, *rest), Part(0, 0, rotated, stored))
+    return Concat(0, (Reshape((rotated, *rest), transpose(pairs, 1, 2)), Part(0, rotated, heads * head_dim, stored)))
 
 
 def _convolution(table: WeightTable, ours: str, theirs: str, size: int) -> None:
