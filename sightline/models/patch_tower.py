@@ -254,10 +254,8 @@ class PatchTower(Tower):
     def forward(self, batch: TowerBatch) -> torch.Tensor:
         """[rows, embedding_width]: the merged row, then one per deepstack feature."""
         hidden = self.embed(batch)
-        axes = batch.row_col.T
-        row_col = (
-            axes.flip(0) if self.spec.columns_first else axes.contiguous()
-        ).T  # one axis, then the other: as products want
+        by_axis = batch.row_col.T  # all of one axis, then all of the other: as products want them
+        row_col = (by_axis.flip(0) if self.spec.columns_first else by_axis.contiguous()).T
         windows, window_spec = batch.windows, self.spec.window
         if windows is not None:
             unit = self.spec.merge_size**2

@@ -40,6 +40,6 @@ def test_a_new_figure_fills_its_cell() -> None:
     }
     cells = {key: [cell.strip() for cell in row.split("|")[4:8]] for key, row in rows.items()}
     said = "B200, abc1234, 2027-01-02"
-    assert cells["`qwen3.5` (`qwen3_5`)", "9B", "-"] == [said, "CPU", "-", "-"]
+    assert cells["`qwen3.5` (`qwen3_5`)", "9B", "-"] == [said, "CPU", "-", "CPU"]
     bfloat16, fp8, graphs, ranks = cells["`qwen3-vl` (`qwen3_vl`)", "8B", "-"]
     assert bfloat16.startswith("H200, 161f065") and (fp8, graphs, ranks) == (said, said, "CPU")

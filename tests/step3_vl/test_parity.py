@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from models import test_fp8 as fp8
 from parity.conversations import Messages, picture
 from parity.subject import DEVICES, TOLERANCE, Subject, check_bfloat16, subject
+from sightline.llm import LLM
 from sightline.types import Request
 from step3_vl.conversations import SHAPES, conversations, user
 from step3_vl.oracle import Oracle, oracle, views
@@ -82,8 +84,24 @@ def test_bfloat16(tiny_checkpoints: dict[str, Path], device: str, name: str) -> 
     check_bfloat16(*references, ours, request, truth, theirs, continuation)  # type: ignore[arg-type]
 
 
+def test_fp8(tiny_checkpoints: dict[str, Path]) -> None:
+    """Logits err at most 1.5 times as much as transformers' with perfectly rounded layers, the tower left as it is."""
+    folder, reference = tiny_checkpoints[FAMILY], oracle(tiny_checkpoints[FAMILY])
+    exact = subject(folder).llm
+    request = fp8.request_of(exact)
+    rows = fp8.rows_of(exact, request)
+    truth = reference.logits(request.token_ids.tolist(), rows)
+    with LLM(folder, device="cpu", dtype="bfloat16", quantization="fp8", **fp8.SMALL) as llm:
+        found = fp8.error(fp8.logits(llm, request, rows), truth)
+    best = fp8.error(fp8.rounded_logits(as_judge(reference), request, rows, 0), truth)  # type: ignore
+    assert 0.5 * best <= found <= 1.5 * best
+
+
 def as_judge(reference: Oracle) -> SimpleNamespace:
+    """As other families' oracle is asked."""
     return SimpleNamespace(
         model=SimpleNamespace(model=SimpleNamespace(language_model=reference.text.model)),
-        logits_for_request=lambda request, rows, extra: reference.logits(request.token_ids.tolist(), rows, more=tuple(extra)),
+        logits_for_request=lambda request, rows, extra: reference.logits(
+            request.token_ids.tolist(), getattr(rows, "main", rows), more=tuple(extra)
+        ),
     )

@@ -55,9 +55,9 @@ def neighbours(hidden: torch.Tensor, row_col: torch.Tensor, grid_size: torch.Ten
     (row, column), (height, width) = row_col[centres[:, 0]].split(1, 1), grid_size[centres[:, 0]].split(1, 1)
     steps = torch.arange(9, device=hidden.device)
     rows, columns = row + steps // 3 - 1, column + steps % 3 - 1  # [centres, 9]
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
     index = centres + _number(rows, columns, width, block) - _number(row, column, width, block)
-    return hidden[index.clamp(0, len(hidden) - 1)].masked_fill(~inside[..., None], 0)
+    return hidden[index.clamp(0, len(hidden) - 1)].masked_fill(outside[..., None], 0)
 
 
 def _number(row: torch.Tensor, column: torch.Tensor, width: torch.Tensor, block: int) -> torch.Tensor:
