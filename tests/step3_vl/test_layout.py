@@ -230,6 +230,7 @@ def test_other_numbers_are_refused(spec: ModelSpec, field: str, value: Any, word
         ("vision_config.image_size", 700, "'image_size' is 700"),
         ("vision_config.heads", 7, "no head size divisible by 4"),
         ("vision_config.theta", 1.0, "'theta'"),
+        ("vision_config.pool_type", "attn", "'pool_type' is 'attn'"),
         ("understand_projector_stride", 4, "'understand_projector_stride' is 4"),
         ("text_config.rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "'rope_type' is 'yarn'"),
         ("text_config.rope_scaling", {"mrope_section": [1, 2, 3]}, "'mrope_section'"),
@@ -248,6 +249,23 @@ def test_other_configs_are_refused(tmp_path: Path, path: str, value: Any, words:
     file.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=words):
         read_model_spec(tmp_path / "model")
+
+
+def test_what_published_configs_of_this_tower_say_besides(tmp_path: Path) -> None:
+    """Fields of a sibling's config.json, which has the same tower, and rotary positions under their newer name. Red if harmless
+    ones are refused, or the newer name is not read."""
+    spec = spec_of(tmp_path / "model", "tiny")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config |= {"image_token_len": 169, "patch_token_len": 81, "hidden_size": 128}
+    config["vision_config"] |= {"output_dim": None, "pool_type": "none", "ls_init_value": None}
+    file.write_text(json.dumps(config))
+    assert read_model_spec(tmp_path / "model") == spec
+    del config["text_config"]["rope_theta"]
+    config["text_config"]["rope_parameters"] = {"rope_type": "default", "rope_theta": 123.0}
+    file.write_text(json.dumps(config))
+    rope = read_model_spec(tmp_path / "model").text.attention.rope
+    assert (rope.theta, rope.sections, rope.rotary_dim, rope.pairing) == (123.0, (32, 0, 0), 64, "halves")
 
 
 def test_the_constants_of_public_processors(processor: StepProcessor) -> None:

@@ -46,6 +46,7 @@ def read_spec(config: Fields) -> ModelSpec:
     fields = config.section("vision_config")
     vision = read_tower(fields, text.hidden_size, config.flag("projector_bias", False))
     config.must_be("understand_projector_stride", 2)
+    config.ignore("image_token_len", "patch_token_len")  # rows of a view and of a window; they follow from the sizes
     tokens = MediaTokens(config.token("image_token_id", 151679), None)
     return hf_config.make_spec("step3-vl", (config, text_fields, fields), text, vision, tokens)
 
@@ -53,7 +54,7 @@ def read_spec(config: Fields) -> ModelSpec:
 def read_tower(fields: Fields, out: int, projector_bias: bool) -> PatchTowerSpec:
     for name, value in (
         *(("use_cls_token", False), ("ues_cls_token", False), ("use_ln_pre", True), ("use_ln_post", False)),
-        *(("use_abs_posemb", True), ("use_rope2d", True), ("hidden_act", "quick_gelu")),
+        *(("use_abs_posemb", True), ("use_rope2d", True), ("hidden_act", "quick_gelu"), ("pool_type", "none")),
     ):
         fields.must_be(name, value)
     fields.ignore("ls_init_value", "output_dim")  # how layer scales begin; the width of what is not there: a pooled vector
