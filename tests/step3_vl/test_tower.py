@@ -13,12 +13,14 @@ from ops.run_again import run_again
 from parallel.checkpoints import many_heads
 from parallel.ranks import on_ranks
 from parallel.test_tower import loaded as loaded_on
+from parity.subject import DEVICES
 from sightline.encoder.graphs import TowerGraphs
 from sightline.models.families.step3_vl.tower import StepTower, neighbours
 from sightline.models.load import load_model
 from sightline.models.quantise import quantise_tower
 from sightline.models.registry import read_model_spec
 from sightline.ops.attention import segment_attention
+from sightline.ops.capture import capture_cuda_graphs
 from sightline.ops.dispatch import Implementation
 from sightline.ops.patch_positions import patch_positions
 from sightline.ops.rotary import rotated_projection
@@ -30,8 +32,8 @@ CPU = torch.device("cpu")
 GRIDS: list[Grid] = [(1, 12, 12), (3, 8, 8), (1, 4, 8)]
 
 
-def load_tower(folder: Path, dtype: torch.dtype = torch.float32) -> StepTower:
-    tower = load_model(read_model_spec(folder), folder, CPU, dtype, 64).vision
+def load_tower(folder: Path, device: str = "cpu") -> StepTower:
+    tower = load_model(read_model_spec(folder), folder, torch.device(device), torch.float32, 64).vision
     assert isinstance(tower, StepTower)
     return tower
 
@@ -132,14 +134,19 @@ def test_scales_are_folded_once(tiny_checkpoints: dict[str, Path], tower: StepTo
             assert torch.equal(linear.bias, factor * stored[f"{theirs}.{name}.bias"])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @torch.inference_mode()
-def test_graphs_give_what_the_tower_gives(tower: StepTower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_give_what_the_tower_gives(
+    tiny_checkpoints: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Captured with buffers that hold more than the batch. Red if neighbours are worked out on the host, or are taken from what
     an earlier batch left behind."""
     monkeypatch.setattr(segment_attention, "kernels", [Implementation("by starts", attention_by_starts, lambda *_, **__: True)])
-    graphs = TowerGraphs(tower, run_again, 1024)
+    tower = load_tower(tiny_checkpoints["step3-vl"], device)
+    graphs = TowerGraphs(tower, run_again if device == "cpu" else capture_cuda_graphs(torch.device(device)), 1024)
     for number, grids in enumerate(([(1, 12, 12)], [(6, 8, 8), (1, 12, 12)], GRIDS, [(1, 8, 8)], [(1, 12, 12)])):
-        batch = tower.make_batch(random_patches(grids, tower.patch_width, number), grids)
+        patches = [part.to(device) for part in random_patches(grids, tower.patch_width, number)]
+        batch = tower.make_batch(patches, grids)
         found = graphs.run(batch)
         assert found is not None
         torch.testing.assert_close(found, tower(batch), atol=2e-5, rtol=1e-5)
