@@ -23,7 +23,7 @@ _SERVED, _STEP = ("ttft_ms", "serve_rps", "decode_tok_s"), ("decode_ms", "tower_
 _HEAD = "| family (`model_type`) | size | experts | bfloat16 | fp8 | CUDA graphs | tensor parallel |"
 _CPU = "CPU"
 # As in tests/parallel/checkpoints.py
-_RANKS_TRIED = ("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "glm-4.6v", "glm-4.1v")
+_RANKS_TRIED = ("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "glm-4.6v", "glm-4.1v", "step3-vl")
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,11 @@ class TowerBlockSpec:
     intermediate_size: int
     norm: Norm
     norm_eps: float
-    mlp: Literal["gelu_tanh", "gated_silu"]
+    mlp: Literal["gelu_tanh", "quick_gelu", "gated_silu"]
     mlp_bias: bool
     qkv_bias: bool
     proj_bias: bool
+    layer_scale: bool = False  # what attention and the MLP add to the stream is scaled, a learned factor for each number
     held_heads: int | None = None  # where ranks have some each; intermediate_size is then its own, too
 
     @property
@@ -90,7 +91,7 @@ class TowerBlockSpec:
 
     @property
     def mlp_matrices(self) -> int:
-        return 2 if self.mlp == "gelu_tanh" else 3
+        return 3 if self.mlp == "gated_silu" else 2
 
 
 class MergerSpec(Protocol):
@@ -139,6 +140,7 @@ class PatchTowerSpec(VisionSpec):
     merger: MergerSpec
     position_grid: PositionGridSpec | None = None
     window: WindowSpec | None = None
+    columns_first: bool = False  # the first half of a head's pairs is turned by columns of patches, not by rows
     deepstack_layers: tuple[int, ...] = ()  # outputs of these blocks are merged too and fed to the first decoder layers
     # Patches along a side of an image, of which the tower has rotary positions. smart_resize keeps areas below some 17 M pixels
     # and aspects below 200, which is at most 4,160 patches of 14 pixels; min_pixels and max_pixels can be set to other areas.

@@ -81,12 +81,16 @@ class MediaRef:
 
 
 Size = tuple[int, int]  # (height, width) in pixels
+Resample = Literal["bicubic", "bilinear"]  # as Pillow does it, which averages when it shrinks
 Grid = tuple[int, int, int]  # (tiles of all temporal groups, rows, columns of one) in patches
+
+
+MOST_CANVAS_PIXELS = 1 << 26  # of a canvas that other views are made of: 8192 x 8192
 
 
 @dataclass(frozen=True)
 class View:
-    """A rectangle that the tower sees of a picture: the picture resized, laid on a canvas of the mean colour, cut into tiles.
+    """A rectangle that the tower sees of a picture: the picture resized, laid on a canvas of one colour, cut into tiles.
 
     ```
     canvas ┌──────┬──────┐   tile: one of these four
@@ -95,16 +99,26 @@ class View:
            │  └───┼───┘  │   where nothing is cut or padded, canvas and tile are as large as the resized picture
            └──────┴──────┘
     ```
+    With `of`, this is done to each tile of that other view, in place of the picture.
     """
 
     resized: Size
     canvas: Size
     tile: Size
     offset: Size = (0, 0)  # (top, left) on the canvas
+    resample: Resample = "bicubic"
+    colour: Literal["mean", "black"] = "mean"  # of the canvas
+    of: "View | None" = None
 
     @classmethod
-    def whole(cls, size: Size) -> "View":
-        return cls(resized=size, canvas=size, tile=size)
+    def whole(cls, size: Size, resample: Resample = "bicubic", of: "View | None" = None) -> "View":
+        return cls(resized=size, canvas=size, tile=size, resample=resample, of=of)
+
+    @property
+    def tiles(self) -> int:
+        """Of one picture."""
+        (height, width), (high, wide) = self.canvas, self.tile
+        return (height // high) * (width // wide) * (1 if self.of is None else self.of.tiles)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ settings.load_profile("same")
 
 DENSE = ("qwen3-vl", "qwen2.5-vl", "glm-4.1v", "glm-4.6v-flash", "qwen3.5")
 _WITH_EXPERTS = ("qwen3-vl-moe", "glm-4.5v", "glm-4.6v", "qwen3.5-moe")
-ALL_FAMILIES = (*DENSE, *_WITH_EXPERTS)
+# Those that see a picture in several views. Of the whole model transformers has no class, so tests/step3_vl joins its parts.
+IN_VIEWS = ("step3-vl",)
+ALL_FAMILIES = (*DENSE, *_WITH_EXPERTS, *IN_VIEWS)
 # Those with experts have a dense family's tower and prompts; what is theirs alone tests/parity/test_experts.py tries each time.
 FAMILIES = (*DENSE, *(pytest.param(family, marks=pytest.mark.slow) for family in _WITH_EXPERTS))
 # Those whose layers all have keys and values. What others do with prefixes, drafts and captured steps is tried by

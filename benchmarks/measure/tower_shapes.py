@@ -220,7 +220,7 @@ def _add_position_grid(at: Setting) -> Iterator[KernelCase]:
         yield KernelCase(shape, partial(make, grids), moved)
 
 
-def _resize_bicubic(at: Setting) -> Iterator[KernelCase]:
+def _resize(at: Setting) -> Iterator[KernelCase]:
     def make(height: int, width: int, new_height: int, new_width: int) -> Arguments:
         images = at.integers(0, 256, 1, height, width, 3, dtype=torch.uint8)
         return {"images": images, "out_height": new_height, "out_width": new_width, "rows_first": False}
@@ -271,8 +271,10 @@ TOWER_SHAPES: dict[str, Maker] = {
     "add_linear": _add_linear,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _gelu_tanh,
     "patch_positions": _patch_positions,
     "add_position_grid": _add_position_grid,
-    "resize_bicubic": _resize_bicubic,
+    "resize_bicubic": _resize,
+    "resize_bilinear": _resize,
     "patchify": _patchify,
 }

@@ -15,7 +15,7 @@ from sightline.encoder.tiles import cut_tiles
 from sightline.ops.pixels import patchify
 from sightline.spec import PatchSpec
 from sightline.timing import StageClock
-from sightline.types import MediaItem
+from sightline.types import MediaItem, View
 
 # Frames of a video, and stills that the GPU decodes, are resized in groups of about this many bytes, so that a long clip never
 # lies whole on the device as full-size pixels (768 frames of 1080p would be 4.8 GB).
@@ -55,9 +55,9 @@ def _groups(pixels: NDArray[np.uint8], item: MediaItem, step: int) -> Iterator[N
 
 def _cut_frames(frames: torch.Tensor, item: MediaItem, spec: PatchSpec, dtype: torch.dtype) -> list[torch.Tensor]:
     """Patches of some of a video's frames, uint8 [frames, height, width, 3] on the device: a tensor for each view."""
-    time, found = spec.temporal_patch_size, []
+    time, found, made = spec.temporal_patch_size, [], dict[View, torch.Tensor]()
     for view in item.views:
-        tiles = cut_tiles(frames, view, spec.mean)
+        tiles = cut_tiles(frames, view, spec.mean, made)
         if tiles.shape[1] > 1:  # a tile is a clip of its own: the frames of a temporal patch side by side
             tiles = tiles.unflatten(0, (-1, time)).transpose(1, 2)
         images = tiles.flatten(0, -4)
@@ -102,8 +102,9 @@ def cut_stills(
     turn.
     """
     sizes, found = (spec.patch_size, spec.temporal_patch_size, spec.merge_size), []
+    made: dict[View, torch.Tensor] = {}
     for view in item.views:
-        tiles = cut_tiles(frames, view, spec.mean)
+        tiles = cut_tiles(frames, view, spec.mean, made)
         tall = tiles.reshape(1, -1, *tiles.shape[3:])
         patches = patchify(tall, spec.mean, spec.std, *sizes, compact, dtype)
         found.append(patches.split(len(patches) // len(frames)))
@@ -130,8 +131,14 @@ def _file_groups(items: Sequence[MediaItem]) -> Iterator[list[int]]:
 
 
 def _frame_bytes(item: MediaItem, size: tuple[int, ...]) -> int:
-    """Of a picture of this size, or of the largest canvas that it is laid on."""
-    return 3 * max(math.prod(size), *(math.prod(view.canvas) for view in item.views))
+    """Of a picture of this size, or of all canvases of the largest view that is made of it."""
+    return 3 * max(math.prod(size), *map(_canvas_pixels, item.views))
+
+
+def _canvas_pixels(view: View) -> int:
+    """Of the view's canvases, or of those that it is made of."""
+    own = math.prod(view.canvas)
+    return own if view.of is None else max(own * view.of.tiles, _canvas_pixels(view.of))
 
 
 def upload(frames: NDArray[np.uint8], device: torch.device) -> torch.Tensor:

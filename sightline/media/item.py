@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sightline.media.pillow import SOMETIMES_ROWS_FIRST
 from sightline.spec import PatchSpec, ProcessorSpec
-from sightline.types import MediaItem, MediaLayout, MediaRef, Size, VideoHeader, View
+from sightline.types import MediaItem, MediaLayout, MediaRef, Resample, Size, VideoHeader, View
 
 
 def item_of(ref: MediaRef, processor: ProcessorSpec) -> MediaItem:
@@ -39,12 +39,12 @@ def pad_frames(indices: Sequence[int], multiple: int) -> tuple[int, ...]:
     return (*indices, *[indices[-1]] * (-len(indices) % multiple))
 
 
-def fingerprint(spec: PatchSpec, size: Size) -> str:
+def fingerprint(spec: PatchSpec, size: Size, resample: Resample = "bicubic") -> str:
     """All that decides what the patches of given bytes are, in one line. A change of how pixels are made belongs here."""
     return (
         f"patch={spec.patch_size} temporal={spec.temporal_patch_size} merge={spec.merge_size} "
         f"pixels={spec.min_pixels}..{spec.max_pixels} size={size[0]}x{size[1]} mean={spec.mean!r} std={spec.std!r} "
-        f"resample=bicubic{'13' if SOMETIMES_ROWS_FIRST else ''}"
+        f"resample={resample}{'13' if SOMETIMES_ROWS_FIRST else ''}"
     )
 
 

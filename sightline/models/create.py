@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def create_checkpoint(
     vocab = config["text_config"]["vocab_size"]
     tokens = family.special_tokens.ids(SMALL_BASE if size == "tiny" else None)
     assert max(tokens.values()) < vocab
-    _write_json_files(folder, family, config, tokens, dtype)
+    preprocessor = family.preprocessor_of_size.get(size, family.preprocessor)
+    _write_json_files(folder, family, config, tokens, dtype, preprocessor)
     write_byte_tokenizer(folder, tokens, eos=family.eos_tokens[0])
     shutil.copyfile(family.chat_template, folder / "chat_template.jinja")
     if weights:
@@ -67,7 +68,14 @@ def _version_for(family: Family, layout: ExpertLayout) -> str:
     return VERSIONS[layout]
 
 
-def _write_json_files(folder: Path, family: Family, config: dict[str, Any], tokens: dict[str, int], dtype: torch.dtype) -> None:
+def _write_json_files(
+    folder: Path,
+    family: Family,
+    config: dict[str, Any],
+    tokens: dict[str, int],
+    dtype: torch.dtype,
+    preprocessor: Mapping[str, Any],
+) -> None:
     ends = [tokens[name] for name in family.eos_tokens]
     config["text_config"] |= {"dtype": str(dtype).removeprefix("torch.")}
     for field, named in family.text_token_fields.items():
@@ -81,7 +89,7 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
             "eos_token_id": ends,
             "pad_token_id": config["text_config"].get("pad_token_id", ends[0]),  # a family may name none
         },
-        "preprocessor_config.json": dict(family.preprocessor),
+        "preprocessor_config.json": dict(preprocessor),
     }
     if family.video_preprocessor is not None:
         files["video_preprocessor_config.json"] = dict(family.video_preprocessor)

@@ -25,10 +25,11 @@ class ProcessorFiles:
     video: Fields  # video_preprocessor_config.json; without any field where a checkpoint has no such file
     config: Fields  # config.json, of which everything was read already
 
-    def done(self) -> None:
-        """The family has read what it knows; what is left over must be harmless."""
-        finish_processor(self.image)
-        finish_processor(self.video)
+    def done(self, resample: int = 3) -> None:
+        """The family has read what it knows; what is left over must be harmless. `resample`: Pillow's number of the filter that
+        its pictures are resized with; 3 is bicubic."""
+        finish_processor(self.image, resample)
+        finish_processor(self.video, resample)
 
 
 def patch_tower(spec: ModelSpec) -> "Tower":
@@ -65,5 +66,10 @@ class Family:
     modules: "Callable[[], Modules]" = dict
     # How ranks split those, by the type of their specs. Of parts that it does not name, a model runs on one GPU alone.
     shards: "Mapping[type, ShardPart]" = field(default_factory=dict)
+    # Its checkpoints are published with code of their own, which config.json's 'auto_map' names and which may be the only place
+    # that says how pictures are processed: no preprocessor_config.json. It is never run; the family takes its place.
+    replaces_code: bool = False
+    # preprocessor_config.json of sizes that have another one.
+    preprocessor_of_size: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Its tower. Called where a model is made: it may import torch.
     tower: "Callable[[ModelSpec], Tower]" = patch_tower

@@ -24,6 +24,9 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 
+# Which axis of a position drives which frequency, as in TextRopeSpec; "plain": there is one axis, that of text.
+RopeLayout = Literal["blocked", "interleaved", "plain"]
+
 
 def split_text(config: Fields) -> Fields:
     """The language model's fields: text_config, or the outer object itself in older flat configs.
@@ -39,7 +42,7 @@ def split_text(config: Fields) -> Fields:
 
 def read_text(
     text: Fields, *, rope_theta: float, norm_eps: float, qk_norm: bool, qkv_bias: bool, sandwich_norm: bool, tie: bool,
-    layout: Literal["blocked", "interleaved"], pairing: Literal["halves", "adjacent"], partial_rotary: float = 1.0,
+    layout: RopeLayout, pairing: Literal["halves", "adjacent"], partial_rotary: float = 1.0,
 ) -> TextSpec:  # fmt: skip
     """The decoder's sizes. The keyword arguments are what the family fixes, and what it assumes where a field is absent."""
     layers = text.integer("num_hidden_layers")
@@ -61,7 +64,7 @@ def read_text(
 
 
 def read_attention(
-    text: Fields, *, rope_theta: float, qk_norm: bool, qkv_bias: bool, layout: Literal["blocked", "interleaved"],
+    text: Fields, *, rope_theta: float, qk_norm: bool, qkv_bias: bool, layout: RopeLayout,
     pairing: Literal["halves", "adjacent"], partial_rotary: float = 1.0,
 ) -> AttentionSpec:  # fmt: skip
     """Attention of every layer that has it."""
@@ -164,7 +167,7 @@ def read_rope(
     text: Fields,
     head_dim: int,
     default_theta: float,
-    layout: Literal["blocked", "interleaved"],
+    layout: RopeLayout,
     pairing: Literal["halves", "adjacent"],
     default_partial: float = 1.0,
 ) -> TextRopeSpec:
@@ -173,13 +176,18 @@ def read_rope(
     partial = text.number("partial_rotary_factor", default_partial)
     if "rope_parameters" in text and "rope_scaling" in text:
         raise ConfigError(f"{text.name} has both 'rope_parameters' and 'rope_scaling'.")
-    rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+    where = "rope_parameters" if "rope_parameters" in text else "rope_scaling"
+    rope = text.section(where, {}) if layout == "plain" else text.section(where)
     text.ignore("rope_parameters", "rope_scaling")
-    rope.must_be("type", "default", "mrope")
-    rope.must_be("rope_type", "default", "mrope")
+    kinds = ("default",) if layout == "plain" else ("default", "mrope")
+    rope.must_be("type", *kinds)
+    rope.must_be("rope_type", *kinds)
     rope.must_be("mrope_interleaved", layout == "interleaved")
     theta = rope.number("rope_theta", theta)
     rotary_dim = int(head_dim * rope.number("partial_rotary_factor", partial))
+    if layout == "plain":
+        rope.done()
+        return TextRopeSpec(theta, rotary_dim, (rotary_dim // 2, 0, 0), "blocked", pairing)
     sections = rope.integers("mrope_section")
     rope.done()
     if len(sections) != 3 or 2 * sum(sections) != rotary_dim:
@@ -235,11 +243,11 @@ def read_patches(
     )
 
 
-def finish_processor(config: Fields) -> None:
+def finish_processor(config: Fields, resample: int = 3) -> None:
     """Steps that every processor here takes; a checkpoint that switches one off is refused. Every field must be read by now."""
     for step in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         config.must_be(step, True)
-    config.must_be("resample", 3)  # Pillow's number for bicubic
+    config.must_be("resample", resample)
     if "rescale_factor" in config and abs(config.number("rescale_factor") - 1 / 255) > 1e-9:
         raise ConfigError(f"{config.name}: 'rescale_factor' is {config.take('rescale_factor')}, but only 1/255 is supported.")
     config.must_be("do_center_crop", False)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from sightline.models.linear import Linear
+from sightline.ops.activations import quick_gelu
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.spec import Norm
 
@@ -87,3 +88,14 @@ class GeluMLP(nn.Module):
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """residual + self(x), in the memory of `residual`."""
         return self.fc2.add_to(residual, self.fc1.gelu_tanh(x))
+
+
+class QuickGeluMLP(GeluMLP):
+    """fc2(quick_gelu(fc1(x)))"""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc2(quick_gelu(self.fc1(x)))
+        return out
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2.add_to(residual, quick_gelu(self.fc1(x)))

@@ -100,7 +100,7 @@ def dummy_model(
     tower_only: bool = False,
     name_tower: bool = False,
 ) -> VisionLanguageModel:
-    """Random weights made straight on the device. Norm weights near 1, the rest small enough for finite activations.
+    """Random weights made straight on the device. Norm weights and layer scales near 1, the rest small, for finite activations.
 
     With `shard`, what all ranks have whole is equal on all of them."""
     quantiser = quantiser or Quantiser(stored=spec.fp8)
@@ -115,7 +115,7 @@ def dummy_model(
             generator.manual_seed(seed + crc32(name.encode()) + (shard.rank << 40 if name in shard.shares else 0))
         own_dtype = _fixed_dtype(table[name], dtype)
         value = torch.empty(meta.shape, dtype=own_dtype, device=device).normal_(0.0, 0.02, generator=generator)
-        if "norm" in name and name.endswith("weight"):
+        if ("norm" in name and name.endswith("weight")) or name.endswith((".scale1", ".scale2")):
             value += 1.0
         quantiser.place(model, name, quantiser.as_stored(name, value), device, own_dtype)
     return _finish(model, max_position, quantiser, tower_only, name_tower)

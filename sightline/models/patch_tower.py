@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sightline.models.layers import GatedMLP, GeluMLP, RMSNorm, make_norm
+from sightline.models.layers import GatedMLP, GeluMLP, QuickGeluMLP, RMSNorm, make_norm
 from sightline.models.linear import Linear
 from sightline.models.tower import Tower
 from sightline.models.tower_batch import TowerBatch, make_tower_batch, square_grid
@@ -22,6 +22,7 @@ from sightline.parallel.sequence import SequenceSplit
 from sightline.spec import MlpMergerSpec, Norm, PatchEmbeddingSpec, PatchTowerSpec, TowerBlockSpec
 from sightline.types import Grid
 
+_MLPS: dict[str, type[GeluMLP] | type[GatedMLP]] = {"gelu_tanh": GeluMLP, "quick_gelu": QuickGeluMLP, "gated_silu": GatedMLP}
 HEAD_DIM_MULTIPLE = 16  # on a GPU heads are laid out in multiples of this many numbers
 
 
@@ -62,8 +63,23 @@ class TowerBlock(nn.Module):
         self.qkv = Linear(spec.hidden_size, 3 * attended, spec.qkv_bias, "column")
         self.proj = Linear(attended, spec.hidden_size, spec.proj_bias, "row")
         self.norm2 = make_norm(spec.norm, spec.hidden_size, spec.norm_eps)
-        mlp = GeluMLP if spec.mlp == "gelu_tanh" else GatedMLP
-        self.mlp = mlp(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        self.mlp = _MLPS[spec.mlp](spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        for name in ("scale1", "scale2"):  # of what attention and the MLP add, [hidden_size]; None once they are folded
+            self.register_parameter(name, nn.Parameter(torch.empty(spec.hidden_size)) if spec.layer_scale else None)
+
+    def fold_scales(self) -> None:
+        """Puts the factors of what is added to the stream into the last product of each half, and its bias."""
+        for name, linear in (("scale1", self.proj), ("scale2", self.mlp.last)):
+            scale: nn.Parameter | None = getattr(self, name)
+            if scale is None:
+                continue
+            assert not linear.is_fp8, "scales are folded before weights are quantised"
+            factor = scale.detach().float()
+            weight = linear.weight.detach()
+            linear.weight = nn.Parameter((weight.float() * factor[:, None]).to(weight.dtype), requires_grad=False)
+            if linear.bias is not None:
+                linear.bias = nn.Parameter((linear.bias.detach().float() * factor).to(weight.dtype), requires_grad=False)
+            self.register_parameter(name, None)
 
     def lay_out_heads(self, padded_head_dim: int) -> None:
         """Puts the numbers that are rotated against each other side by side, where the end of a product has both in one thread,
@@ -120,14 +136,14 @@ def _with_bias(total: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 
 class Merger(nn.Module, ABC):
-    """[patches, hidden_size], the patches of a row side by side, to [rows, out_hidden_size]."""
+    """[patches, hidden_size], the patches of a row side by side, to [rows, out_hidden_size].
+
+    PatchTower.merge calls it; a family whose rows depend on more than their own patches overrides that.
+    """
 
     @abstractmethod
     def shift_by(self, biases: torch.Tensor) -> None:
         """`biases` [hidden_size] float32 are missing in what comes."""
-
-    @abstractmethod
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class MlpMerger(Merger):
@@ -208,6 +224,9 @@ class PatchTower(Tower):
 
     def prepare(self) -> None:
         self.patch_embed.prepare()
+        for block in self.blocks:
+            assert isinstance(block, TowerBlock)
+            block.fold_scales()
         device = self.patch_embed.weight.device
         self.rotary = make_patch_rotary(self.spec.max_grid_side, self.spec.block.head_dim, self.spec.rope_theta, device)
         if device.type == "cuda":
@@ -234,8 +253,9 @@ class PatchTower(Tower):
 
     def forward(self, batch: TowerBatch) -> torch.Tensor:
         """[rows, embedding_width]: the merged row, then one per deepstack feature."""
-        hidden = self._embed(batch)
-        row_col = batch.row_col.T.contiguous().T  # all rows, then all columns: as products want them
+        hidden = self.embed(batch)
+        by_axis = batch.row_col.T  # all of one axis, then all of the other: as products want them
+        row_col = (by_axis.flip(0) if self.spec.columns_first else by_axis.contiguous()).T
         windows, window_spec = batch.windows, self.spec.window
         if windows is not None:
             unit = self.spec.merge_size**2
@@ -253,12 +273,20 @@ class PatchTower(Tower):
             hidden = block(hidden, row_col, self.rotary, starts, lengths, split)
             if index in self.spec.deepstack_layers:
                 deepstack_features.append(self.deepstack_mergers[len(deepstack_features)](hidden))
-        rows = torch.cat((self.merger(hidden), *deepstack_features), dim=1) if deepstack_features else self.merger(hidden)
+        rows = self.merge(hidden, batch, split)
+        if deepstack_features:
+            rows = torch.cat((rows, *deepstack_features), dim=1)
         if split is not None:
             rows = split.all_rows(rows)
         return rows if windows is None else rows[windows.inverse]
 
-    def _embed(self, batch: TowerBatch) -> torch.Tensor:
+    def merge(self, hidden: torch.Tensor, batch: TowerBatch, split: SequenceSplit | None) -> torch.Tensor:
+        """Rows of the patches in `hidden`: of all in the batch, or with `split` of this rank's."""
+        rows: torch.Tensor = self.merger(hidden)
+        return rows
+
+    def embed(self, batch: TowerBatch) -> torch.Tensor:
+        """What the first block takes, [patches, hidden_size]."""
         hidden: torch.Tensor = self.patch_embed(batch.patches)
         if self.patch_norm is not None:
             hidden = self.patch_norm(hidden)

@@ -71,6 +71,10 @@ class Registry:
             raise ConfigError(f"{folder} has a processor_class {kind!r}, but for model_type {model_type!r} it must be {known}.")
         return family
 
+    def replaces_code(self, model_type: object) -> bool:
+        """Whether a family takes the place of the code that checkpoints of this model_type bring."""
+        return any(family.replaces_code for (of, _), family in self._by_type.items() if of == model_type)
+
 
 @functools.cache
 def registry() -> Registry:
@@ -99,8 +103,9 @@ def read_model_spec(folder: Path) -> ModelSpec:
     """config.json of a checkpoint folder, read once."""
     config = Fields(read_json(folder / "config.json"), "config.json")
     model_type = config.take("model_type")
-    if "auto_map" in config:
+    if "auto_map" in config and not registry().replaces_code(model_type):
         raise ConfigError("config.json asks for code from the checkpoint ('auto_map'); remote code is refused.")
+    config.ignore("auto_map")
     family = registry().find(model_type, folder)
     fp8 = read_quantization(config.section("quantization_config")) if "quantization_config" in config else None
     spec = family.read_spec(config)
@@ -116,12 +121,14 @@ def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> Pr
         joint = Fields(read_json(joint_path), "processor_config.json")
         image = joint.section("image_processor") if "image_processor" in joint else None
         video = joint.section("video_processor") if "video_processor" in joint else None
+    family = family_named(spec.family)
     if image is None:
-        image = Fields(read_json(image_path), image_path.name)
+        without = family.replaces_code and not image_path.exists()
+        image = Fields({} if without else read_json(image_path), image_path.name)
     if video is None:
         video = Fields(read_json(video_path) if video_path.exists() else {}, video_path.name)
     config = Fields(read_json(folder / "config.json"), "config.json")
-    processor = family_named(spec.family).read_processor(ProcessorFiles(image, video, config), spec)
+    processor = family.read_processor(ProcessorFiles(image, video, config), spec)
     least = media.min_pixels if media.min_pixels is not None else processor.image.min_pixels
     most = media.max_pixels if media.max_pixels is not None else processor.image.max_pixels
     if not 0 < least <= most:

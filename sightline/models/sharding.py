@@ -144,7 +144,7 @@ def shard_tower(spec: PatchTowerSpec, rank: int, ranks: int) -> tuple[PatchTower
     first, count = (number * block.head_dim for number in spans(block.num_heads, ranks)[rank])
     qkv = Share(0, tuple((part * block.hidden_size + first, count) for part in range(3)))
     inner = even_spans(block.intermediate_size, ranks)[rank]
-    if block.mlp == "gelu_tanh":
+    if block.mlp != "gated_silu":
         up, wide, down = "fc1", Share(0, (inner,)), "fc2"
     else:
         up, wide, down = "gate_up", Share(0, (inner, (block.intermediate_size + inner[0], inner[1]))), "down"

@@ -37,6 +37,8 @@ class WeightTable(dict[str, Weight]):
 # Hub checkpoints name the two halves differently by age; the table uses the right-hand side.
 _CANONICAL_PREFIXES = (
     ("model.visual.", "visual."),
+    ("model.vision_model.", "vision_model."),
+    ("model.vit_large_projector.", "vit_large_projector."),
     ("model.language_model.", "text."),
     ("language_model.model.", "text."),
     ("language_model.lm_head.", "lm_head."),

@@ -28,6 +28,12 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+@op(examples=_examples, tolerances=_TOLERANCES)
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(1.702 x): an approximation of GELU that some towers were trained with. [rows, size]."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 def _gate_up_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
     for shape in ((5, 96), (33, 6840)):
         yield {"gate_up": 3 * make.normal(*shape)}

@@ -37,7 +37,7 @@ def interpolate_position_grid(
 
 
 def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
-    modes: tuple[tuple[str, bool], ...] = (("bilinear", True), ("bicubic", False))
+    modes: tuple[tuple[str, bool], ...] = (("bilinear", True), ("bilinear", False), ("bicubic", False))
     for mode, align_corners in modes:
         size = make.integers(1, 40, 50, 2)
         yield {

@@ -15,7 +15,7 @@ from encoder.test_patches import CLIP_MEAN, CLIP_STD, CPU, made_picture, made_vi
 from family_processors import make_processor, patch_spec
 from file_patches import decoded, make_patches
 from sightline.config import MediaConfig
-from sightline.encoder import patches
+from sightline.encoder import patches, tiles
 from sightline.encoder.decoding.pixels import is_shrunk, result_shape
 from sightline.encoder.embeddings import arrange_embeddings, split_views
 from sightline.encoder.gpu_decode import GpuDecoder
@@ -33,8 +33,7 @@ COLOUR = tuple(int(255 * value) for value in CLIP_MEAN)
 
 def in_views(item: MediaItem, *views: View) -> MediaItem:
     groups = max(1, len(item.frame_indices) // 2)
-    tiles = [(view.canvas[0] // view.tile[0]) * (view.canvas[1] // view.tile[1]) for view in views]
-    grids = tuple((groups * count, view.tile[0] // 14, view.tile[1] // 14) for view, count in zip(views, tiles, strict=True))
+    grids = tuple((groups * view.tiles, view.tile[0] // 14, view.tile[1] // 14) for view in views)
     return replace(item, views=views, grids=grids, rows=sum(t * h * w for t, h, w in grids) // 4)
 
 
@@ -69,12 +68,59 @@ def test_tiles_are_pillows(view: View) -> None:
     assert torch.equal(found[0], stacked(slow_tiles(frame, view)))
 
 
+SQUARED = View(resized=(75, 105), canvas=(105, 105), tile=(105, 105), resample="bilinear", colour="black")
+WINDOWS = View(resized=(80, 50), canvas=(80, 80), tile=(40, 40), resample="bilinear", colour="black", of=SQUARED)
+OF_VIEWS = [
+    View.whole((56, 84), "bilinear", SQUARED),
+    View.whole((56, 56), "bilinear", WINDOWS),
+    View(resized=(30, 40), canvas=(56, 56), tile=(28, 28), offset=(20, 3), of=WINDOWS),  # tiles of tiles
+    View(resized=(75, 105), canvas=(112, 112), tile=(56, 56), resample="bilinear", colour="black"),
+]
+
+
+def slow_steps(picture: Image.Image, view: View) -> list[Image.Image]:
+    """By Pillow alone, a tile at a time."""
+    (height, width), (top, left), (high, wide) = view.resized, view.offset, view.tile
+    found = []
+    for one in [picture] if view.of is None else slow_steps(picture, view.of):
+        canvas = Image.new("RGB", view.canvas[::-1], COLOUR if view.colour == "mean" else 0)
+        canvas.paste(one.resize((width, height), Image.Resampling[view.resample.upper()]), (left, top))
+        corners = [(x, y) for y in range(0, view.canvas[0], high) for x in range(0, view.canvas[1], wide)]
+        found += [canvas.crop((x, y, x + wide, y + high)) for x, y in corners]
+    return found
+
+
+@pytest.mark.parametrize("view", OF_VIEWS)
+def test_views_of_views_are_pillows(view: View) -> None:
+    """Of two pictures at once. Red if a step is left out, its filter or its colour is another's, or tiles of the two pictures
+    mix."""
+    pictures = [made_picture("RGB", 75, 105), made_picture("RGB", 75, 105).transpose(Image.Transpose.ROTATE_180)]
+    found = cut_tiles(stacked(pictures), view, SPEC.mean)
+    for own, picture in zip(found, pictures, strict=True):
+        assert len(own) == view.tiles
+        assert torch.equal(own, stacked(slow_steps(picture, view)))
+
+
+def test_what_views_are_made_of_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if two views of an item that begin with the same step both take it, or one that nobody shares is kept."""
+    resized: list[tuple[int, int]] = []
+    resize = tiles.resize_bilinear
+    monkeypatch.setattr(tiles, "resize_bilinear", lambda *args: resized.append(args[1:3]) or resize(*args))
+    item = picture_item(View.whole((56, 56), "bilinear", WINDOWS), View.whole((28, 28), "bilinear", SQUARED))
+    frame = decoded(item)[0]
+    expected = torch.cat(
+        [cut(stacked([tile]), True) for view in item.views for tile in slow_steps(Image.fromarray(frame), view)]
+    )
+    assert torch.equal(make_patches(item, SPEC, CPU, torch.float32), expected)
+    assert resized.count(SQUARED.resized) == 1 and len(resized) == 4
+
+
 @pytest.mark.parametrize("compact", [True, False])
 def test_patches_of_a_picture_go_view_by_view_and_tile_by_tile(compact: bool) -> None:
     """Red if a tile's patches are not those of the tile alone, or views or tiles change places."""
     item = picture_item(SMALL, LARGE)
-    tiles = [tile for view in item.views for tile in slow_tiles(decoded(item)[0], view)]
-    expected = torch.cat([cut(stacked([tile]), compact) for tile in tiles])
+    found_tiles = [tile for view in item.views for tile in slow_tiles(decoded(item)[0], view)]
+    expected = torch.cat([cut(stacked([tile]), compact) for tile in found_tiles])
     found = make_patches(item, SPEC, CPU, torch.float32, compact)
     assert torch.equal(found, expected) and len(found) == item.patches
     assert [len(part) for part in split_views(item, found)] == [16, 6 * 16]
@@ -125,6 +171,8 @@ def test_pixels_of_several_views_are_the_sources() -> None:
     one, two = picture_item(SMALL), picture_item(SMALL, LARGE)
     assert is_shrunk(one) and result_shape(one) == (1, 40, 56, 3)
     assert not is_shrunk(two) and result_shape(two) == (1, 75, 105, 3)
+    for view in (View.whole((28, 28), "bilinear"), View.whole((28, 28), of=LARGE)):  # by another filter, in two steps
+        assert not is_shrunk(picture_item(view)) and result_shape(picture_item(view)) == (1, 75, 105, 3)
 
 
 # ---- Rows

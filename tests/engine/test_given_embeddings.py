@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import FAMILIES, IN_VIEWS
 from engine.harness import driver, loaded, plain_answer, request_of, small_picture
 from engine.test_process_executor import started
-from parity.subject import FAMILIES
 from sightline.errors import PromptError
 from sightline.media.arrays import ImageEmbeddings
 from sightline.submission import of_tenant
@@ -28,7 +28,7 @@ def both(folder: Path, seed: int) -> tuple[Request, Request]:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_the_answer_is_the_images(tiny_checkpoints: dict[str, Path], family: str) -> None:
     """Red if rows go to other places, if deepstack features are lost, if positions are others, or if the tower runs."""
     folder = tiny_checkpoints[family]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FAMILIES
+from conftest import FAMILIES, IN_VIEWS
 from engine.harness import driver, loaded, small_picture
 from sightline.engine import load
 from sightline.engine.counts import Counts
@@ -31,7 +31,7 @@ def files_of(folder: Path) -> ModelFiles:
     return read_model_files(llm.config.model, llm.config.media)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_everything_runs_and_nothing_is_left(
     tiny_checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ REAL = {
     "Qwen3-VL-235B-A22B-Thinking": (235_670_022_896, 1388),
     "GLM-4.5V": (107_710_933_120, 18106),
     "GLM-4.6V": (107_710_933_120, 18106),
+    "Step3-VL-10B": (10_171_750_144, 1066),  # of a config put together from public code; the real file's count is not known
 }
 
 
@@ -93,6 +94,7 @@ def test_other_models_are_refused_by_name(name: str, word: str) -> None:
         ("qwen3-vl-moe", "235b-a22b", "Qwen3-VL-235B-A22B-Instruct"),
         ("glm-4.5v", "108b-a12b", "GLM-4.5V"),
         ("glm-4.6v", "108b-a12b", "GLM-4.6V"),
+        ("step3-vl", "10b", "Step3-VL-10B"),
     ],
 )
 def test_new_models_have_the_real_specs(tmp_path: Path, family: str, size: str, real: str) -> None:

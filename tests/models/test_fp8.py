@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import FAMILIES, IN_VIEWS
 from models.fp8_checkpoints import (
     e4m3_values,
     fp8_layers,
@@ -20,7 +21,6 @@ from models.fp8_checkpoints import (
 )
 from oracle import Oracle, OracleEmbeddings, oracle
 from parity.conversations import picture
-from parity.subject import FAMILIES
 from plain_loop import SingleSequence, encode_items
 from sightline.engine.process import ready_report
 from sightline.errors import ConfigError
@@ -72,7 +72,7 @@ def matrices(spec: ModelSpec) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_language_layers_are_quantised_and_nothing_else(tiny_checkpoints: dict[str, Path], family: str) -> None:
     folder = tiny_checkpoints[family]
     before, after = load(folder), load(folder, Quantiser("fp8"))
@@ -98,7 +98,7 @@ def test_language_layers_are_quantised_and_nothing_else(tiny_checkpoints: dict[s
     assert f"{count} of the language model's linear layers" in str(summary) and str(summarise(before)) == ""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_the_tower_on_request(tiny_checkpoints: dict[str, Path], family: str) -> None:
     model = load(tiny_checkpoints[family], Quantiser("fp8", tower=True))
     inside = [name for name in fp8_layers(model) if name.startswith("vision.")]

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assets import asset
+from conftest import FAMILIES, IN_VIEWS
 from models.fp8_checkpoints import Form, fp8_layers, load, plain_weight, quantization_config, write_fp8
-from parity.subject import FAMILIES
 from sightline.errors import CheckpointError, ConfigError, UserError
 from sightline.models.fields import Fields
 from sightline.models.linear import Linear
@@ -106,7 +106,7 @@ def published(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_stored_weights_mean_what_numpy_says(published: Published, family: str, form: Form) -> None:
     """Dequantised they are numpy's, bit for bit; kept as stored they are too, scales of merged matrices included."""
     folder = published[family, form]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from conftest import FAMILIES, IN_VIEWS
 from oracle import CLASSES, oracle
-from parity.subject import FAMILIES
 from sightline.errors import CheckpointError, UserError
 from sightline.models.create import create_checkpoint
 from sightline.models.linear import TiedHead
@@ -39,7 +39,7 @@ def test_what_transformers_saves_is_loaded(tiny_checkpoints: dict[str, Path], tm
     assert_same_weights(load(tmp_path / "saved"), load(tiny_checkpoints[family]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_shards_equal_one_file(tmp_path: Path, family: str) -> None:
     for name, shard_bytes in (("one", 1 << 40), ("many", 200_000)):
         create_checkpoint(tmp_path / name, family, "tiny", dtype=torch.float32, seed=9, shard_bytes=shard_bytes)
@@ -58,6 +58,18 @@ def test_older_names(tiny_checkpoints: dict[str, Path], tmp_path: Path, prefix: 
     renamed["visual.rotary_pos_emb.inv_freq"] = torch.ones(3)  # a buffer that old files carry
     save_file(renamed, folder / "model.safetensors")
     assert_same_weights(load(folder), load(tiny_checkpoints["qwen2.5-vl"]))
+
+
+@pytest.mark.parametrize(("tower", "text"), [("", "model."), ("model.", "model.language_model.")])
+def test_names_of_step3_vl(tiny_checkpoints: dict[str, Path], tmp_path: Path, tower: str, text: str) -> None:
+    """As published, and as the model's own code calls them once they are loaded."""
+    folder = shutil.copytree(tiny_checkpoints["step3-vl"], tmp_path / "renamed")
+    renamed = {
+        f"{tower}{name}" if name.startswith(("vision_model.", "vit_")) else name.replace("model.language_model.", text): value
+        for name, value in load_file(folder / "model.safetensors").items()
+    }
+    save_file(renamed, folder / "model.safetensors")
+    assert_same_weights(load(folder), load(tiny_checkpoints["step3-vl"]))
 
 
 @pytest.fixture
@@ -136,7 +148,7 @@ def test_what_does_not_fit_is_refused(tiny_checkpoints: dict[str, Path], tmp_pat
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_dummy_weights(tiny_checkpoints: dict[str, Path], family: str) -> None:
     """Random, reproducible, finite, in the asked dtype, and no parameter forgotten on the meta device."""
     spec = read_model_spec(tiny_checkpoints[family])

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sightline.errors import ConfigError
+from sightline.ops.activations import quick_gelu
 from sightline.ops.attention import paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
 from sightline.ops.merge_embeddings import merge_embeddings
@@ -143,6 +144,14 @@ def test_text_rotary(pairing: str, head_dim: int, rotary_dim: int) -> None:
                 expected = rotate_pair(float(before[token, 0, first]), float(before[token, 0, second]), angle)
                 assert after[token, 0, first] == pytest.approx(expected[0], abs=2e-5)
                 assert after[token, 0, second] == pytest.approx(expected[1], abs=2e-5)
+
+
+def test_quick_gelu_by_hand() -> None:
+    x = torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0])
+    expected = [value / (1 + math.exp(-1.702 * value)) for value in x.tolist()]
+    torch.testing.assert_close(quick_gelu(x), torch.tensor(expected))
+    half = quick_gelu(x.bfloat16())
+    assert torch.equal(half, x.bfloat16() * torch.sigmoid(1.702 * x.bfloat16()))  # rounded in between, as transformers does
 
 
 def test_segments_do_not_see_each_other() -> None:

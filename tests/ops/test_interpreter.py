@@ -16,7 +16,7 @@ OPS_WITH_KERNELS = (
     "vision_rotary merge_embeddings rms_norm add_rms_norm add_rms_norm_rows layer_norm best_token draw_by_id draw_by_score "
     "silu_mul patch_positions add_position_grid resize_bicubic patchify rotate_and_store paged_attention quantise_rows "
     "fp8_block_linear rotary linear linear_silu_mul gather_pages copy_pages repeat_tail join_parts attend_new_tokens "
-    "causal_conv gated_delta_rule gated_rms_norm sigmoid_mul "
+    "causal_conv gated_delta_rule gated_rms_norm sigmoid_mul quick_gelu resize_bilinear "
     "route_tokens group_pairs expert_gate_up expert_down sum_expert_outputs"
 ).split()
 MUST_PASS = {

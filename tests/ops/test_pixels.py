@@ -10,7 +10,8 @@ from PIL import Image
 import torchvision_on_cpu
 from sightline.media.pillow import rows_first
 from sightline.ops import pixels
-from sightline.ops.pixels import patchify, resize_bicubic
+from sightline.ops.pixels import patchify, resize_bicubic, resize_bilinear
+from sightline.types import Resample
 
 torchvision_on_cpu.declare_operators()
 from transformers import Qwen3VLVideoProcessor  # noqa: E402
@@ -45,46 +46,60 @@ def noise(frames: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), dtype=np.uint8))
 
 
-def pillow_resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+FILTERS: tuple[Resample, ...] = ("bicubic", "bilinear")
+every_filter = pytest.mark.parametrize("resample", FILTERS)
+
+
+def pillow_resize(image: torch.Tensor, height: int, width: int, resample: Resample) -> torch.Tensor:
     made = Image.fromarray(image.numpy())
-    return torch.from_numpy(np.array(made.resize((width, height), Image.Resampling.BICUBIC)))
+    return torch.from_numpy(np.array(made.resize((width, height), Image.Resampling[resample.upper()])))
 
 
-def our_resize(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def our_resize(images: torch.Tensor, height: int, width: int, resample: Resample = "bicubic") -> torch.Tensor:
     """In the order of the installed Pillow."""
-    return resize_bicubic(images, height, width, rows_first(images.shape[1], images.shape[2], height, width))
+    resize = {"bicubic": resize_bicubic, "bilinear": resize_bilinear}[resample]
+    return resize(images, height, width, rows_first(images.shape[1], images.shape[2], height, width))
 
 
 # Red if weights are rounded another way, intermediate pixels are not rounded to uint8, overshoot is not clipped, or the passes
 # change places. Black-and-white noise overshoots most.
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("old", "new"), SIZES)
-def test_resize_is_pillows(old: tuple[int, int], new: tuple[int, int], device: str) -> None:
+@every_filter
+def test_resize_is_pillows(old: tuple[int, int], new: tuple[int, int], device: str, resample: Resample) -> None:
     for image in (noise(1, *old), (noise(1, *old, seed=1) > 127).to(torch.uint8) * 255):
-        found = our_resize(image.to(device), *new)
-        assert int((found[0].cpu() != pillow_resize(image[0], *new)).sum()) == 0
+        found = our_resize(image.to(device), *new, resample)
+        assert int((found[0].cpu() != pillow_resize(image[0], *new, resample)).sum()) == 0
+
+
+SIDE, NEW_SIDE = st.integers(1, 90), st.integers(1, 120)
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 120), st.integers(1, 120), st.integers(0, 2**32 - 1))
-def test_resize_of_small_pictures(height: int, width: int, new_height: int, new_width: int, seed: int) -> None:
+@given(SIDE, SIDE, NEW_SIDE, NEW_SIDE, st.integers(0, 2**32 - 1), st.sampled_from(FILTERS))
+def test_resize_of_small_pictures(
+    height: int, width: int, new_height: int, new_width: int, seed: int, resample: Resample
+) -> None:
     image = noise(1, height, width, seed)
-    assert torch.equal(our_resize(image, new_height, new_width)[0], pillow_resize(image[0], new_height, new_width))
+    found = our_resize(image, new_height, new_width, resample)[0]
+    assert torch.equal(found, pillow_resize(image[0], new_height, new_width, resample))
 
 
 # Red if frames mix, or if the cut into chunks loses or doubles a line.
 @pytest.mark.parametrize("chunk", [1, 100, 1000, 5000, 1 << 18])
-def test_resize_of_several_frames_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_filter
+def test_resize_of_several_frames_in_chunks(chunk: int, resample: Resample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pixels._CHUNK_VALUES, "cpu", chunk)
     images = noise(5, 23, 31)
-    found = our_resize(images, 28, 17)
-    assert torch.equal(found, torch.stack([pillow_resize(image, 28, 17) for image in images]))
+    found = our_resize(images, 28, 17, resample)
+    assert torch.equal(found, torch.stack([pillow_resize(image, 28, 17, resample) for image in images]))
 
 
 # Red if weights are not normalised, or a pixel has none: brightness would change.
 @pytest.mark.parametrize(("old", "new"), [(10, 10), (720, 704), (5, 1000), (1000, 5), (1, 7), (4096, 1)])
-def test_weights_sum_to_one(old: int, new: int) -> None:
-    starts, weights = pixels.bicubic_taps(old, new)
+@every_filter
+def test_weights_sum_to_one(old: int, new: int, resample: Resample) -> None:
+    starts, weights = pixels.resize_taps(old, new, resample)
     assert starts.min() >= 0 and (weights != 0).any(axis=0).all()
     assert np.abs(weights.sum(axis=0, dtype=np.int64) - (1 << 22)).max() <= len(weights) / 2
 

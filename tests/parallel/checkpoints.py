@@ -40,6 +40,7 @@ HEADS: dict[str, dict[str, dict[str, Any]]] = {
         "vision_config": {"num_heads": 4},
     },
     "glm-4.6v": {"text_config": {"num_attention_heads": 4, "num_key_value_heads": 1}, "vision_config": {"num_heads": 4}},
+    "step3-vl": {"text_config": {"num_attention_heads": 6, "num_key_value_heads": 3}, "vision_config": {"heads": 4}},
     "glm-4.1v": {"text_config": {"num_attention_heads": 4, "num_key_value_heads": 1}, "vision_config": {"num_heads": 4}},
 }
 

@@ -19,6 +19,7 @@ from sightline.models.load import load_model
 from sightline.models.model import VisionLanguageModel
 from sightline.models.patch_tower import PatchTower
 from sightline.models.sharding import shard_model
+from sightline.models.tower import Tower
 from sightline.parallel.costs import LinkCosts, TowerCosts, assign
 from sightline.parallel.group import Group
 from sightline.spec import PatchTowerSpec
@@ -26,11 +27,18 @@ from sightline.types import Grid
 
 CPU = torch.device("cpu")
 LINK = LinkCosts(flops=1e9, bytes_per_s=1e9, latency_s=1e-6)
+# For 2 x 2 patches of a row.
 MIXES: list[list[Grid]] = [
     [(1, 8, 12)],
     [(1, 4, 4), (1, 16, 20), (3, 4, 8), (1, 2, 2)],
     [(2, 6, 10), (1, 8, 8), (1, 10, 4), (1, 4, 4), (5, 2, 4)],
 ]
+
+
+def mixes(tower: Tower) -> list[list[Grid]]:
+    assert isinstance(tower, PatchTower)
+    scale = tower.spec.merge_size // 2
+    return [[(count, high * scale, wide * scale) for count, high, wide in grids] for grids in MIXES]
 
 
 def loaded(folder: Path, group: Group | None = None, split: bool = False) -> VisionLanguageModel:
@@ -61,7 +69,7 @@ def on_one_rank(group: Group, folder: Path, mode: Any) -> tuple[list[np.ndarray]
             return run(patches, grids)
 
     found, sent = [], []
-    for grids in MIXES:
+    for grids in mixes(tower):
         views = views_of(grids, tower.patch_width)
         group.sent.clear()
         if mode == "tensor":
@@ -85,7 +93,7 @@ def test_rows_are_those_of_one_rank(tmp_path: Path, family: str, size: int, mode
     folder = many_heads(tmp_path / "model", family)
     alone = loaded(folder)
     results = on_ranks(size, on_one_rank, folder, mode)
-    for index, grids in enumerate(MIXES):
+    for index, grids in enumerate(mixes(alone.vision)):
         right = alone.encode(alone.vision.make_batch(views_of(grids, alone.vision.patch_width), grids))
         for found, _ in results:
             assert found[index].shape == right.shape

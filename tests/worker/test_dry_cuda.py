@@ -34,6 +34,7 @@ ALWAYS = (
         ("glm-4.6v-flash", "9b", "fp8", "_quantise"),
         ("qwen3-vl-moe", "30b-a3b", "none", "_product"),
         ("glm-4.6v", "108b-a12b", "fp8", "_group"),
+        ("step3-vl", "10b", "none", "_quick_gelu"),
     ],
 )
 def test_an_engine_runs_dry(family: str, size: str, quantization: str, kernel: str) -> None:

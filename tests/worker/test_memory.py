@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import FAMILIES
+from conftest import FAMILIES, IN_VIEWS
 from engine.harness import driver, loaded, request_of, small_picture
 from sightline.config import EngineConfig
 from sightline.encoder.graphs import MOST_PATCHES
@@ -222,7 +222,7 @@ def test_the_largest_frame_is_no_smaller_than_asked(patches: int) -> None:
     assert patches <= height * width < patches + 2 * height + 4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_profile_runs_on_every_family(tiny_checkpoints: dict[str, Path], family: str) -> None:
     llm = loaded(tiny_checkpoints[family])
     layers = list(llm.model.text.layers)
@@ -230,7 +230,7 @@ def test_profile_runs_on_every_family(tiny_checkpoints: dict[str, Path], family:
     assert logits.shape == (8, llm.spec.text.vocab_size)
     assert list(llm.model.text.layers) == layers
     rows = profile_tower(llm.model, 100)
-    assert len(rows) >= 25 and rows.shape[1] == llm.spec.vision.embedding_width
+    assert len(rows) >= 100 // llm.spec.patch_tower.merge_size**2 and rows.shape[1] == llm.spec.vision.embedding_width
     profile_sampling(llm.spec.text.vocab_size, 8, torch.device("cpu"), torch.float32)
 
 
@@ -353,7 +353,7 @@ def test_a_decoder_on_the_gpu_keeps_room_of_its_own() -> None:
     assert decoder_bytes(EngineConfig(decode_threads=1, image_decoder="gpu"), max_image_pixels=1000) == 10_000 + 5 * GROUP_BYTES
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_items_above_the_budget_go_through_the_tower_in_pieces(tiny_checkpoints: dict[str, Path], family: str) -> None:
     """A clip of 6 frames of 24 patches with a budget of 60: three runs, and the rows of one."""
     llm = loaded(tiny_checkpoints[family])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import FAMILIES
+from conftest import FAMILIES, IN_VIEWS
 from device import DEVICE
 from media.pictures import encoded
 from parity.conversations import picture
@@ -38,7 +38,7 @@ def pictures(files: ModelFiles) -> list[EncodeItem]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *IN_VIEWS))
 def test_embeddings_are_those_of_the_whole_model(
     tiny_checkpoints: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

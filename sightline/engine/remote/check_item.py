@@ -5,7 +5,9 @@ import math
 
 from sightline.errors import MediaError
 from sightline.spec import PatchSpec, ProcessorSpec
-from sightline.types import Grid, MediaItem, VideoHeader, View
+from sightline.types import MOST_CANVAS_PIXELS, Grid, MediaItem, VideoHeader, View
+
+_MOST_VIEWS = 4  # that are made of one another
 
 
 def check_item(item: MediaItem, processor: ProcessorSpec) -> None:
@@ -44,17 +46,30 @@ def _check_frames(subject: str, item: MediaItem, spec: PatchSpec) -> int:
 
 
 def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec) -> None:
-    numbers = (*view.resized, *view.canvas, *view.tile)
-    inside = all(
-        offset >= 0 and offset + size <= whole
-        for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True)
-    )
-    fits = min(numbers) > 0 and not any(
-        whole % tile or tile % (spec.patch_size * spec.merge_size) for whole, tile in zip(view.canvas, view.tile, strict=True)
-    )
-    if not (inside and fits):
-        raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
-    tiles = math.prod(whole // tile for whole, tile in zip(view.canvas, view.tile, strict=True))
-    expected = (tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
+    _check_fit(subject, view, spec.patch_size * spec.merge_size)
+    expected = (view.tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
     if grid != expected:
         raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")
+
+
+def _check_fit(subject: str, view: View, factor: int) -> None:
+    """`factor`: what sides of tiles are multiples of. Canvases that other views are made of have no patches to be counted."""
+    chain = [view]
+    while chain[-1].of is not None and len(chain) <= _MOST_VIEWS:
+        chain.append(chain[-1].of)
+    if len(chain) > _MOST_VIEWS:
+        raise MediaError(f"{subject} has a view that is made of more than {_MOST_VIEWS - 1} others.")
+    for one in chain:
+        inside = all(
+            offset >= 0 and offset + size <= whole
+            for offset, size, whole in zip(one.offset, one.resized, one.canvas, strict=True)
+        )
+        step = factor if one is view else 1
+        fits = min(*one.resized, *one.canvas, *one.tile) > 0 and not any(
+            whole % tile or tile % step for whole, tile in zip(one.canvas, one.tile, strict=True)
+        )
+        if not (inside and fits):
+            raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
+    for one in chain[1:]:
+        if math.prod(one.tile) * one.tiles > MOST_CANVAS_PIXELS:
+            raise MediaError(f"{subject} has a view that is made of one of more than {MOST_CANVAS_PIXELS:,} pixels.")

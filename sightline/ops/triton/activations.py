@@ -1,10 +1,10 @@
-"""silu(gate) * up, and x * sigmoid(gate), in one pass."""
+"""silu(gate) * up, x * sigmoid(gate) and quick-GELU, each in one pass."""
 
 import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.activations import sigmoid_mul, silu_mul
+from sightline.ops.activations import quick_gelu, sigmoid_mul, silu_mul
 from sightline.ops.triton import runs_here
 from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
 
@@ -55,4 +55,23 @@ def sigmoid_mul_triton(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     count = x.numel()
     _sigmoid_mul[(triton.cdiv(count, _BLOCK),)](x, gate, out, count, _BLOCK, **dependent_launch(x.shape[0], x.device))
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _quick_gelu(x, out, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_dependencies(PDL)
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < count
+    value = tl.load(x + offset, mask=inside, other=0.0)
+    scaled = (1.702 * value.to(tl.float32)).to(value.dtype).to(tl.float32)  # rounded in between, as the definition is
+    share = (1.0 / (1.0 + tl.exp(-scaled))).to(value.dtype).to(tl.float32)
+    tl.store(out + offset, (value.to(tl.float32) * share).to(value.dtype), mask=inside)
+
+
+@quick_gelu.kernel("triton", when=lambda x: runs_here(x) and x.is_contiguous() and x.numel() > 0, graph_safe=True)
+def quick_gelu_triton(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    count = x.numel()
+    _quick_gelu[(triton.cdiv(count, _BLOCK),)](x, out, count, _BLOCK, **dependent_launch(x.shape[0], x.device))
     return out
