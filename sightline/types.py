@@ -240,9 +240,14 @@ class Request:
     position_delta: int  # position of token n >= tokens, on all axes, is n + position_delta
     items: tuple[MediaItem, ...]
     spans: tuple[MediaSpan, ...]  # ascending by start, not overlapping
+    adapter: int = -1  # which of the model's adapters all of its tokens use; -1: none
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
+
+    def moved(self, by: int) -> "Request":
+        """With all positions so much later, those of its answer too."""
+        return replace(self, positions=self.positions + np.int32(by), position_delta=self.position_delta + by)
 
 
 @dataclass(frozen=True)

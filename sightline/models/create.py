@@ -41,7 +41,7 @@ def create_checkpoint(
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; a new checkpoint is written to a new or empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = config["text_config"]["vocab_size"]
+    vocab = _text_of(config)["vocab_size"]
     tokens = family.special_tokens.ids(SMALL_BASE if size == "tiny" else None)
     assert max(tokens.values()) < vocab
     _write_json_files(folder, family, config, tokens, dtype)
@@ -49,7 +49,7 @@ def create_checkpoint(
     shutil.copyfile(family.chat_template, folder / "chat_template.jinja")
     if weights:
         table = family.weight_table(dataclasses.replace(read_model_spec(folder), expert_layout=expert_layout))
-        _write_weights(folder, table, dtype, seed, shard_bytes)
+        _write_weights(folder, table, dtype, seed, shard_bytes, family.text_prefix)
 
 
 def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
@@ -57,6 +57,12 @@ def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
     if size not in family.sizes:
         raise ConfigError(f"Family {family_name} has no size {size!r}; it has {', '.join(family.sizes)}.")
     return family, json.loads(json.dumps(family.sizes[size]))  # a copy that may be filled in
+
+
+def _text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's fields, which some families have in config.json itself."""
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
 
 
 def _version_for(family: Family, layout: ExpertLayout) -> str:
@@ -68,10 +74,10 @@ def _version_for(family: Family, layout: ExpertLayout) -> str:
 
 
 def _write_json_files(folder: Path, family: Family, config: dict[str, Any], tokens: dict[str, int], dtype: torch.dtype) -> None:
-    ends = [tokens[name] for name in family.eos_tokens]
-    config["text_config"] |= {"dtype": str(dtype).removeprefix("torch.")}
+    ends, text = [tokens[name] for name in family.eos_tokens], _text_of(config)
+    text |= {"dtype": str(dtype).removeprefix("torch.")}
     for field, named in family.text_token_fields.items():
-        config["text_config"][field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
+        text[field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
     config |= {"architectures": [family.architecture], "model_type": family.model_type}
     config |= {field: tokens[name] for field, name in family.token_fields.items()}
     files: dict[str, Any] = {
@@ -79,7 +85,7 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
         "generation_config.json": {
             "do_sample": False,
             "eos_token_id": ends,
-            "pad_token_id": config["text_config"].get("pad_token_id", ends[0]),  # a family may name none
+            "pad_token_id": text.get("pad_token_id", ends[0]),  # a family may name none
         },
         "preprocessor_config.json": dict(family.preprocessor),
     }
@@ -89,8 +95,10 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int) -> None:
-    stored = {hub_name(name): tensor for name, tensor in table.stored().items()}
+def _write_weights(
+    folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str
+) -> None:
+    stored = {hub_name(name, text_prefix): tensor for name, tensor in table.stored().items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
     generator = torch.Generator().manual_seed(seed)

@@ -57,6 +57,10 @@ class Family:
     chat_template: Path
     # Where families share a model_type: as in the files of this one's processor. None takes what no other family names.
     processor_class: str | None = None
+    # Whether its checkpoints come with code for transformers ('auto_map'). It is never run; else they are refused for it.
+    comes_with_code: bool = False
+    # How names of the language model's tensors begin in its checkpoints.
+    text_prefix: str = "model.language_model."
     # How it writes boxes and points: in thousandths of the image's sides, or in pixels of the image as the tower sees it.
     coordinates: Literal["thousandths", "pixels"] = "thousandths"
     # How its checkpoints may store experts, the published way first. Empty: it has none.

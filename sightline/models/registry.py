@@ -99,9 +99,10 @@ def read_model_spec(folder: Path) -> ModelSpec:
     """config.json of a checkpoint folder, read once."""
     config = Fields(read_json(folder / "config.json"), "config.json")
     model_type = config.take("model_type")
-    if "auto_map" in config:
-        raise ConfigError("config.json asks for code from the checkpoint ('auto_map'); remote code is refused.")
     family = registry().find(model_type, folder)
+    if "auto_map" in config and not family.comes_with_code:
+        raise ConfigError("config.json asks for code from the checkpoint ('auto_map'); remote code is refused.")
+    config.ignore("auto_map")
     fp8 = read_quantization(config.section("quantization_config")) if "quantization_config" in config else None
     spec = family.read_spec(config)
     return dataclasses.replace(spec, fp8=fp8, expert_layout=read_expert_layout(folder, config) if spec.text.experts else None)

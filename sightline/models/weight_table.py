@@ -53,9 +53,9 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def hub_name(name: str) -> str:
+def hub_name(name: str, text_prefix: str = "model.language_model.") -> str:
     """The name that current checkpoints of these families use for a canonical one."""
-    for prefix, replacement in (("visual.", "model.visual."), ("text.", "model.language_model.")):
+    for prefix, replacement in (("visual.", "model.visual."), ("text.", text_prefix)):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name

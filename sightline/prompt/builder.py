@@ -169,4 +169,11 @@ class PromptBuilder:
         self._check_grids(items)
         positions, delta = prompt_positions(length, items, spans, self.processor)
         check_positions(length + delta, limit)
-        return Request(token_ids=token_ids, positions=positions, position_delta=delta, items=tuple(items), spans=spans)
+        return Request(
+            token_ids=token_ids,
+            positions=positions,
+            position_delta=delta,
+            items=tuple(items),
+            spans=spans,
+            adapter=self.processor.adapter(items),
+        )
