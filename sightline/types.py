@@ -95,12 +95,22 @@ class View:
            │  └───┼───┘  │   where nothing is cut or padded, canvas and tile are as large as the resized picture
            └──────┴──────┘
     ```
+
+    Where the picture is not all on the canvas, the view is of a part of it: `offset` is negative, or it ends beyond the canvas.
     """
 
     resized: Size
     canvas: Size
     tile: Size
     offset: Size = (0, 0)  # (top, left) on the canvas
+    resample: Literal["bicubic", "bilinear"] = "bicubic"  # Pillow's filters
+    colour: tuple[int, int, int] | None = None  # of the canvas; None: the mean colour
+    reduced: Size | None = None  # the canvas as torch interpolates it to this size (ops/thumbnail.py): it is then one tile
+
+    @property
+    def shown(self) -> Size:
+        """What is cut into tiles."""
+        return self.reduced or self.canvas
 
     @classmethod
     def whole(cls, size: Size) -> "View":

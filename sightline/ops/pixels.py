@@ -1,13 +1,13 @@
-"""Pixels to patches: Pillow's bicubic resize bit for bit, then normalisation and the cut into patches.
+"""Pixels to patches: Pillow's bicubic and bilinear resize bit for bit, then normalisation and the cut into patches.
 
-Pillow resizes in two passes, one per axis, each to uint8. An output pixel is a sum over the few input pixels under a cubic
-bell (stretched when shrinking), with weights rounded to 22 bits after the point and the sum kept in 32-bit integers. Whole
+Pillow resizes in two passes, one per axis, each to uint8. An output pixel is a sum over the few input pixels under a bell, a
+cubic or a triangle (stretched when shrinking), with weights rounded to 22 bits after the point and the sum kept in 32-bit integers. Whole
 numbers give the same result on every device and in every order of summation, so nothing here depends on where it runs.
 """
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sightline.ops.dispatch import EXACT, ExampleMaker, op
 
 WEIGHT_BITS = 22  # Pillow's PRECISION_BITS: 32 minus 8 of the pixel minus 2 of headroom
-_BELL_RADIUS = 2.0
+Resample = Literal["bicubic", "bilinear"]
 # Values of one chunk of a pass. Each needs some ten bytes of scratch. On a CPU torch keeps an op of up to 2**15 values on the
 # calling thread: hundreds of small parallel ops would spend their time waiting for each other's threads, seconds on busy cores.
 _CHUNK_VALUES = {"cpu": 1 << 15}
@@ -43,19 +43,29 @@ def resize_bicubic(images: torch.Tensor, out_height: int, out_width: int, rows_f
     images: uint8 [frames, height, width, 3] -> uint8 [frames, out_height, out_width, 3]; rows_first changes the number of rows
     before the number of columns (media/pillow.py knows which of the two Pillow does).
     """
+    return _resize(images, out_height, out_width, rows_first, "bicubic")
+
+
+@op(examples=_resize_examples, tolerances={torch.float32: EXACT})
+def resize_bilinear(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool) -> torch.Tensor:
+    """As resize_bicubic, with the filter that Pillow calls BILINEAR: a triangle, stretched when shrinking."""
+    return _resize(images, out_height, out_width, rows_first, "bilinear")
+
+
+def _resize(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool, resample: Resample) -> torch.Tensor:
     check_images(images)
     passes = [(2, out_width), (1, out_height)]  # (axis, its new size)
     if rows_first:
         passes.reverse()
     for axis, out_size in passes:
         if images.shape[axis] != out_size:
-            images = _resize_axis(images, axis, out_size)
+            images = _resize_axis(images, axis, out_size, resample)
     return images
 
 
-def _resize_axis(images: torch.Tensor, axis: int, out_size: int) -> torch.Tensor:
+def _resize_axis(images: torch.Tensor, axis: int, out_size: int, resample: Resample) -> torch.Tensor:
     """One pass along axis 1 (rows) or 2 (columns), in chunks along the axis before it, to bound the scratch."""
-    indices, weights = taps_on_device(images.shape[axis], out_size, images.device)
+    indices, weights = taps_on_device(images.shape[axis], out_size, images.device, resample)
     out_shape = [*images.shape[:axis], out_size, *images.shape[axis + 1 :]]
     out = images.new_empty(out_shape)
     # Columns: each row of each frame is a line of pixels. Rows: each frame is a line of rows.
@@ -81,42 +91,55 @@ def _chunks(shape: torch.Size, device: torch.device) -> Iterator[tuple[slice, sl
 
 
 @functools.lru_cache(maxsize=256)
-def taps_on_device(in_size: int, out_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def taps_on_device(
+    in_size: int, out_size: int, device: torch.device, resample: Resample = "bicubic"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(indices, weights) on the device, both int32 [taps, out_size]."""
-    starts, weights = bicubic_taps(in_size, out_size)
+    starts, weights = resize_taps(in_size, out_size, resample)
     # Past the edge the weight is zero; the index only has to be valid.
     indices = np.minimum(starts + np.arange(len(weights), dtype=np.int32)[:, None], in_size - 1)
     return torch.from_numpy(indices).to(device), torch.from_numpy(weights).to(device)
 
 
-def bicubic_taps(in_size: int, out_size: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def resize_taps(in_size: int, out_size: int, resample: Resample) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Output pixel i is the sum over t of in[starts[i] + t] * weights[t, i], in units of 2**-22.
 
     Every step is in float64 and in Pillow's order, the sum of the weights included: a last bit off can flip a rounding.
     """
     scale = in_size / out_size
     stretch = max(scale, 1.0)
-    radius = _BELL_RADIUS * stretch
+    bell, bell_radius = _BELLS[resample]
+    radius = bell_radius * stretch
     centres = (np.arange(out_size) + 0.5) * scale
     starts = np.maximum((centres - radius + 0.5).astype(np.int64), 0)  # astype cuts towards zero, as C does
     ends = np.minimum((centres + radius + 0.5).astype(np.int64), in_size)
     weights = np.zeros((int((ends - starts).max()), out_size))
     total = np.zeros(out_size)
     for tap, row in enumerate(weights):
-        row[:] = np.where(starts + tap < ends, _bell((tap + starts - centres + 0.5) * (1.0 / stretch)), 0.0)
+        row[:] = np.where(starts + tap < ends, bell((tap + starts - centres + 0.5) * (1.0 / stretch)), 0.0)
         total += row
     weights = np.where(total != 0.0, weights / np.where(total != 0.0, total, 1.0), weights)
     whole = np.trunc(weights * (1 << WEIGHT_BITS) + np.where(weights < 0, -0.5, 0.5))
     return starts.astype(np.int32), whole.astype(np.int32)
 
 
-def _bell(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Keys' cubic with a = -0.5."""
     a = -0.5
     x = np.abs(x)
     inner = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
     outer = (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1.0, inner, np.where(x < 2.0, outer, 0.0))
+
+
+def _triangle(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.maximum(1.0 - np.abs(x), 0.0)
+
+
+_BELLS: dict[Resample, tuple[Callable[[NDArray[np.float64]], NDArray[np.float64]], float]] = {
+    "bicubic": (_cubic, 2.0),  # and how far from its middle it reaches
+    "bilinear": (_triangle, 1.0),
+}
 
 
 def _patchify_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:

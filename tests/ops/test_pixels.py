@@ -10,7 +10,7 @@ from PIL import Image
 import torchvision_on_cpu
 from sightline.media.pillow import rows_first
 from sightline.ops import pixels
-from sightline.ops.pixels import patchify, resize_bicubic
+from sightline.ops.pixels import patchify, resize_bicubic, resize_bilinear
 
 torchvision_on_cpu.declare_operators()
 from transformers import Qwen3VLVideoProcessor  # noqa: E402
@@ -72,6 +72,16 @@ def test_resize_of_small_pictures(height: int, width: int, new_height: int, new_
     assert torch.equal(our_resize(image, new_height, new_width)[0], pillow_resize(image[0], new_height, new_width))
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 120), st.integers(1, 120), st.integers(0, 2**32 - 1))
+def test_bilinear_resize_is_pillows(height: int, width: int, new_height: int, new_width: int, seed: int) -> None:
+    image = noise(1, height, width, seed)
+    order = rows_first(height, width, new_height, new_width)
+    expected = Image.fromarray(image[0].numpy()).resize((new_width, new_height), Image.Resampling.BILINEAR)
+    found = resize_bilinear(image, new_height, new_width, order)[0]
+    assert torch.equal(found, torch.from_numpy(np.array(expected)))
+
+
 # Red if frames mix, or if the cut into chunks loses or doubles a line.
 @pytest.mark.parametrize("chunk", [1, 100, 1000, 5000, 1 << 18])
 def test_resize_of_several_frames_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +94,7 @@ def test_resize_of_several_frames_in_chunks(chunk: int, monkeypatch: pytest.Monk
 # Red if weights are not normalised, or a pixel has none: brightness would change.
 @pytest.mark.parametrize(("old", "new"), [(10, 10), (720, 704), (5, 1000), (1000, 5), (1, 7), (4096, 1)])
 def test_weights_sum_to_one(old: int, new: int) -> None:
-    starts, weights = pixels.bicubic_taps(old, new)
+    starts, weights = pixels.resize_taps(old, new, "bicubic")
     assert starts.min() >= 0 and (weights != 0).any(axis=0).all()
     assert np.abs(weights.sum(axis=0, dtype=np.int64) - (1 << 22)).max() <= len(weights) / 2
 

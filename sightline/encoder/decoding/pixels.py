@@ -33,9 +33,9 @@ class Pixels:
 def is_shrunk(item: MediaItem) -> bool:
     """Whether the model sees fewer pixels of a frame than the source has: a helper process resizes it then.
 
-    Several views are made of the source's pixels, each by itself.
+    Several views are made of the source's pixels, each by itself, and one by another filter than a helper's is, too.
     """
-    if len(item.views) > 1:
+    if len(item.views) > 1 or item.views[0].resample != "bicubic":
         return False
     height, width = item.resized
     return height * width < item.ref.header.height * item.ref.header.width

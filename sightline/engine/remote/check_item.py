@@ -17,9 +17,9 @@ def check_item(item: MediaItem, processor: ProcessorSpec) -> None:
     if not item.views or len(item.views) != len(item.grids):
         raise MediaError(f"{subject} has {len(item.views)} views and {len(item.grids)} grids.")
     groups = _check_frames(subject, item, spec)
-    for view, grid in zip(item.views, item.grids, strict=True):
-        _check_view(subject, view, grid, groups, spec)
     most = processor.most_patches_per_item()
+    for view, grid in zip(item.views, item.grids, strict=True):
+        _check_view(subject, view, grid, groups, spec, most * spec.patch_size**2)
     if item.patches > most:
         raise MediaError(f"{subject} has {item.patches} patches, more than the {most} that an item may have.")
     arranged = processor.arrange(item)
@@ -43,18 +43,20 @@ def _check_frames(subject: str, item: MediaItem, spec: PatchSpec) -> int:
     return len(indices) // spec.temporal_patch_size
 
 
-def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec) -> None:
-    numbers = (*view.resized, *view.canvas, *view.tile)
-    inside = all(
-        offset >= 0 and offset + size <= whole
-        for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True)
+def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec, most_pixels: int) -> None:
+    numbers = (*view.resized, *view.canvas, *view.tile, *view.shown)
+    seen = all(
+        -size < offset < whole for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True)
     )
-    fits = min(numbers) > 0 and not any(
-        whole % tile or tile % (spec.patch_size * spec.merge_size) for whole, tile in zip(view.canvas, view.tile, strict=True)
+    bounded = min(numbers) > 0 and max(math.prod(view.resized), math.prod(view.canvas)) <= most_pixels
+    fits = bounded and not any(
+        whole % tile or tile % (spec.patch_size * spec.merge_size) for whole, tile in zip(view.shown, view.tile, strict=True)
     )
-    if not (inside and fits):
+    coloured = view.colour is None or all(0 <= value <= 255 for value in view.colour)
+    whole_frame = view.reduced is None or (view.reduced == view.tile and groups == 1 and spec.merge_size == 1)
+    if not (seen and fits and coloured and whole_frame):
         raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
-    tiles = math.prod(whole // tile for whole, tile in zip(view.canvas, view.tile, strict=True))
+    tiles = math.prod(whole // tile for whole, tile in zip(view.shown, view.tile, strict=True))
     expected = (tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
     if grid != expected:
         raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")

@@ -6,11 +6,13 @@ import triton.language as tl
 
 from sightline.ops.pixels import (
     WEIGHT_BITS,
+    Resample,
     check_images,
     check_patches,
     normalised_values,
     patchify,
     resize_bicubic,
+    resize_bilinear,
     taps_on_device,
 )
 from sightline.ops.triton import next_power_of_2, runs_here
@@ -47,18 +49,27 @@ def _here(images: torch.Tensor, *_: object, **__: object) -> bool:
 
 @resize_bicubic.kernel("triton", when=_here)
 def resize_bicubic_triton(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool) -> torch.Tensor:
+    return _resized(images, out_height, out_width, rows_first, "bicubic")
+
+
+@resize_bilinear.kernel("triton", when=_here)
+def resize_bilinear_triton(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool) -> torch.Tensor:
+    return _resized(images, out_height, out_width, rows_first, "bilinear")
+
+
+def _resized(images: torch.Tensor, out_height: int, out_width: int, rows_first: bool, resample: Resample) -> torch.Tensor:
     check_images(images)
     passes = [(2, out_width), (1, out_height)]  # (axis, its new size)
     if rows_first:
         passes.reverse()
     for axis, out_size in passes:
         if images.shape[axis] != out_size:
-            images = _resized_axis(images.contiguous(), axis, out_size)
+            images = _resized_axis(images.contiguous(), axis, out_size, resample)
     return images
 
 
-def _resized_axis(images: torch.Tensor, axis: int, out_size: int) -> torch.Tensor:
-    indices, weights = taps_on_device(images.shape[axis], out_size, images.device)
+def _resized_axis(images: torch.Tensor, axis: int, out_size: int, resample: Resample) -> torch.Tensor:
+    indices, weights = taps_on_device(images.shape[axis], out_size, images.device, resample)
     out = images.new_empty([*images.shape[:axis], out_size, *images.shape[axis + 1 :]])
     lines = images.shape[:axis].numel()
     values = images.shape[axis + 1 :].numel()
