@@ -134,6 +134,6 @@ def _random_tensor(name: str, stored: Stored, generator: torch.Generator) -> tor
         return stored.mean + 0.2 * value
     if value.ndim == 1:
         return 1.0 + 0.2 * value if name.endswith("weight") else 0.2 * value
-    if "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
+    if "embed_tokens." in name or "pos" in name.rsplit(".", 2)[-2]:
         return value
     return value * math.sqrt(1 / stored.fan_in)
