@@ -95,9 +95,7 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(
-    folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str
-) -> None:
+def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str) -> None:
     stored = {hub_name(name, text_prefix): tensor for name, tensor in table.stored().items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))

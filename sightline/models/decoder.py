@@ -108,7 +108,7 @@ class DecoderLayer(nn.Module):
         else:
             normed, hidden = norm_of_sum(self.input_norm, hidden, pending, deepstack, batch.embedding_index)
         mixed = self.mixer(normed, batch, cache, logits_indices)
-        gates = () if batch.adapter_gates is None else (batch.adapter_gates,)
+        gates: tuple[torch.Tensor, ...] = () if batch.adapter_gates is None else (batch.adapter_gates,)
         if logits_indices is not None:
             hidden = hidden[logits_indices.index]
             gates = tuple(part[logits_indices.index] for part in gates)

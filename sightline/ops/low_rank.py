@@ -25,9 +25,7 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 
 
 @op(examples=_examples, tolerances={torch.float32: Tolerance(1e-5, 1e-4), torch.bfloat16: Tolerance(4e-2, 3e-2)})
-def add_low_rank(
-    out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
+def add_low_rank(out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """out + ((x down^T) * gates) up^T, in place.
 
     out [tokens, out], x [tokens, size], down [ranks, size], up [out, ranks], gates [tokens, ranks]: the scale of the adapter
@@ -36,9 +34,7 @@ def add_low_rank(
     return out.add_(F.linear(F.linear(x, down) * gates, up))
 
 
-def _adds_in_place(
-    out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, gates: torch.Tensor
-) -> bool:
+def _adds_in_place(out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, gates: torch.Tensor) -> bool:
     return out.is_cuda and out.is_contiguous()
 
 

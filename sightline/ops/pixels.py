@@ -1,8 +1,9 @@
 """Pixels to patches: Pillow's bicubic and bilinear resize bit for bit, then normalisation and the cut into patches.
 
 Pillow resizes in two passes, one per axis, each to uint8. An output pixel is a sum over the few input pixels under a bell, a
-cubic or a triangle (stretched when shrinking), with weights rounded to 22 bits after the point and the sum kept in 32-bit integers. Whole
-numbers give the same result on every device and in every order of summation, so nothing here depends on where it runs.
+cubic or a triangle (stretched when shrinking), with weights rounded to 22 bits after the point and the sum kept in 32-bit
+integers. Whole numbers give the same result on every device and in every order of summation, so nothing here depends on where
+it runs.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A whole picture on few pixels, as torch interpolates: four taps an axis whatever the ratio, in floats, never rounded to uint8."""
+"""A whole picture on few pixels, as torch interpolates: four taps an axis whatever the ratio, never rounded to uint8."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,12 +35,13 @@ def thumbnail_patches(
 ) -> torch.Tensor:
     """uint8 [frames, h, w, 3] normalised, interpolated to (height, width) and cut into patches, row by row.
 
-    Returns dtype [frames * rows * columns, 3 * patch_size²], features in the order (channel, y, x), as patchify's of stills. The
-    interpolation is F.interpolate(mode="bicubic") without antialiasing; values beyond the range of pixels stay as they are.
+    Returns dtype [frames * rows * columns, 3 * patch_size²], features in the order (channel, y, x), as patchify's of stills.
+    The interpolation is F.interpolate(mode="bicubic") without antialiasing; values beyond the range of pixels stay.
     """
     check_images(images)
     table = normalised_values(mean, std, images.device, torch.float32).view(3, 256)
     channels = [table[channel][images[..., channel].int()] for channel in range(3)]
     small = F.interpolate(torch.stack(channels, 1), size=(height, width), mode="bicubic", align_corners=False)
     rows = small.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))  # [frames, 3, rows, y, columns, x]
-    return rows.permute(0, 2, 4, 1, 3, 5).reshape(-1, 3 * patch_size**2).to(dtype)
+    patches: torch.Tensor = rows.permute(0, 2, 4, 1, 3, 5).reshape(-1, 3 * patch_size**2)
+    return patches.to(dtype)

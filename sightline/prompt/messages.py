@@ -60,9 +60,7 @@ def normalise_messages(
     return normalised, media
 
 
-def with_text_content(
-    messages: list[dict[str, Any]], written: Callable[[MediaKind, int], str | None]
-) -> list[dict[str, Any]]:
+def with_text_content(messages: list[dict[str, Any]], written: Callable[[MediaKind, int], str | None]) -> list[dict[str, Any]]:
     """Normalised messages for a template that takes the content of each as text: `written` says what stands for the n-th medium
     of a kind, from 1 through all messages. Where it says None, templates take parts, and nothing is changed."""
     counts: dict[MediaKind, int] = {"image": 0, "video": 0}

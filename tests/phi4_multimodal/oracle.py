@@ -50,8 +50,8 @@ def their_config(folder: Path) -> Any:
     rope["original_max_position_embeddings"] = ours["original_max_position_embeddings"]
     crop = ours["embd_layer"]["image_embd_layer"]["crop_size"]
     vision = {**ours["vision_config"], "crop_size": crop, "image_token_id": ours["image_token_id"]}
-    audio = {"num_blocks": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "nemo_conv_channels": 16,
-             "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "audio_token_id": ours["image_token_id"] + 1}  # fmt: skip
+    sizes = ("hidden_size", "intermediate_size", "nemo_conv_channels", "ext_pw_out_channel", "depthwise_separable_out_channel")
+    audio = dict.fromkeys(sizes, 16) | {"num_blocks": 1, "num_attention_heads": 2, "audio_token_id": ours["image_token_id"] + 1}
     return transformers.Phi4MultimodalConfig(
         **{name: ours[name] for name in taken}, rope_parameters=rope, vision_config=vision, audio_config=audio
     )
@@ -172,7 +172,11 @@ def plain_pixels(picture: Image.Image, crop: int, most: int = 36, patch: int = 1
         across, down = _best(picture.width, picture.height, crop, most)
     wide, high = across * crop, down * crop
     scale = min(wide / picture.width, high / picture.height)
-    size = (wide, int(picture.height * scale)) if wide / picture.width < high / picture.height else (int(picture.width * scale), high)
+    size = (
+        (wide, int(picture.height * scale))
+        if wide / picture.width < high / picture.height
+        else (int(picture.width * scale), high)
+    )
     canvas = Image.new("RGB", (wide, high), (255, 255, 255))
     canvas.paste(picture.convert("RGB").resize(size, Image.Resampling.BILINEAR), (0, 0))
     seen = np.ones((high // patch, wide // patch))

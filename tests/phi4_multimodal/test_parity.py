@@ -7,14 +7,26 @@ import pytest
 import torch
 
 from parity.conversations import conversations, picture
-from parity.subject import TOLERANCE, Subject, subject
+from parity.subject import TOLERANCE, subject
 from phi4_multimodal.oracle import Phi4Oracle, Pixels, oracle, pixels_of
 from sightline.types import Request
 
 GREEDY_TOKENS = 64
 CROP = 56  # of the tiny checkpoint
 # Width and height of a picture: one crop and many, padded by odd and even numbers of patches, or by less than one.
-SIZES = [(56, 56), (40, 30), (57, 56), (112, 70), (70, 150), (300, 180), (190, 330), (500, 21), (33, 620), (900, 700), (101, 99)]
+SIZES = [
+    (56, 56),
+    (40, 30),
+    (57, 56),
+    (112, 70),
+    (70, 150),
+    (300, 180),
+    (190, 330),
+    (500, 21),
+    (33, 620),
+    (900, 700),
+    (101, 99),
+]
 
 every_conversation = pytest.mark.parametrize("name", conversations())
 

@@ -45,9 +45,7 @@ def _check_frames(subject: str, item: MediaItem, spec: PatchSpec) -> int:
 
 def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec, most_pixels: int) -> None:
     numbers = (*view.resized, *view.canvas, *view.tile, *view.shown)
-    seen = all(
-        -size < offset < whole for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True)
-    )
+    seen = all(-size < offset < whole for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True))
     bounded = min(numbers) > 0 and max(math.prod(view.resized), math.prod(view.canvas)) <= most_pixels
     fits = bounded and not any(
         whole % tile or tile % (spec.patch_size * spec.merge_size) for whole, tile in zip(view.shown, view.tile, strict=True)

@@ -1,4 +1,4 @@
-"""Phi-4-multimodal, text and images: SigLIP on crops, an adapter for requests with images, two regimes of rotary frequencies."""
+"""Phi-4-multimodal, text and images: SigLIP on crops, an adapter for requests with images, rotary frequencies by length."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

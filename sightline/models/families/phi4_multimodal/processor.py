@@ -1,15 +1,15 @@
 """What the model sees of an image: crops of the picture at nearly its own size, and all of it in one more.
 
 The picture is resized to fill a canvas of whole crops along one side; the rest is white, below or to the right. Patches that
-are all white do not count: a crop at the edge has as many rows and columns of patches as reach into the picture.
+are all white do not count: crops at the edge have as many rows or columns of patches as reach into the picture.
 
 ```
- canvas ┌────┬────┬─┬──┐   full     crops of side x side patches      four views at most, each of crops of one size;
-        │full│full│r│  │   right    side x columns                    the rest of the canvas is in none
-        ├────┼────┼─┤  │   bottom   rows x side
-        │bott│bott│c│  │   corner   rows x columns
-        ├────┴────┴─┘  │   global   the canvas, white and all, interpolated to side x side patches
-        └──────────────┘
+ canvas ┌────┬────┬──┬─┐   global   all of the canvas, interpolated to a crop
+        │full│full│e │ │   full     whole crops
+        │    │    │  │ │   edge     those of the last column (or row), without what is all white
+        ├────┼────┼──┤ │            three views at most, of crops of one size each
+        │full│full│e │ │
+        └────┴────┴──┴─┘
 ```
 
 Rows of an item, half as many each way as patches, rounded up:
@@ -77,14 +77,15 @@ class CropProcessor(ProcessorSpec):
         canvas = (down * self.crop, across * self.crop)
         fitted = _fit(header.height, header.width, canvas)
         if min(fitted) < _LEAST_SIDE:
-            raise MediaError(
-                f"A picture of {header.width}x{header.height} pixels is too narrow: resized, it would be {fitted[1]}x{fitted[0]}."
-            )
+            size, new = f"{header.width}x{header.height}", f"{fitted[1]}x{fitted[0]}"
+            raise MediaError(f"A picture of {size} pixels is too narrow: resized, it would be {new}.")
         whole = (self.crop, self.crop)
         views = [View(fitted, canvas, whole, resample="bilinear", colour=WHITE, reduced=whole)]
         views += self._parts(fitted, canvas)
         grids = tuple(self._grid(view) for view in views)
-        rows = self._rows(self.side, self.side) + 1 + self._rows(*(self._seen(*pair) for pair in zip(fitted, canvas, strict=True)))
+        rows = (
+            self._rows(self.side, self.side) + 1 + self._rows(*(self._seen(*pair) for pair in zip(fitted, canvas, strict=True)))
+        )
         made_of = f"{fingerprint(self.image, canvas)} views={views!r} lines, separator, global"
         return MediaLayout(tuple(views), grids, rows, made_of)
 
@@ -137,7 +138,7 @@ class CropProcessor(ProcessorSpec):
         return _half(height) * (_half(width) + 1)
 
     def arrange(self, item: MediaItem) -> NDArray[np.int64]:
-        whole, *parts = item.grids
+        whole = item.grids[0]
         cells = _half(whole[1]) * _half(whole[2])
         lines = [*_lines(self._numbers(item, cells)), np.array([SEPARATOR])]
         lines += _lines(np.arange(cells).reshape(_half(whole[1]), -1))

@@ -1,8 +1,8 @@
 """The tower: SigLIP on crops, each by itself, with learned positions; then 2x2 averages and a projector.
 
-Of a padded crop only the patches come that reach into the picture. A padded one is white, has position 0, sees the others and is
-seen by none: all padded patches of a crop are the same throughout, and are never read but in averages of 2x2 patches at the edge
-of an odd number of them. So one of them, behind all others, stands for those of its crop.
+Of a padded crop only the patches come that reach into the picture. A padded one is white, has position 0, sees the others and
+is seen by none: all padded patches of a crop are the same throughout, and are never read but in averages of 2x2 patches at the
+edge of an odd number of them. So one of them, behind all others, stands for those of its crop.
 """
 
 import functools
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 
 from sightline.models.families.phi4_multimodal.config import CropTowerSpec
@@ -44,7 +45,7 @@ class CropBatch:
         """Crops that a padded patch stands for."""
         return sum(grid[0] for grid in self.grids if is_odd(grid))
 
-    def parts(self, hidden: torch.Tensor) -> "Iterator[tuple[Grid, torch.Tensor, torch.Tensor]]":
+    def parts(self, hidden: torch.Tensor) -> Iterator[tuple[Grid, torch.Tensor, torch.Tensor]]:
         """Of [patches + padded, …]: for each grid its patches [crops, patches of one, …] and what stands for padded ones
         [crops, …], none where the grid is even."""
         sizes = [math.prod(grid) for grid in self.grids]
@@ -59,16 +60,10 @@ def is_odd(grid: Grid) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def crop_positions(rows: int, columns: int, side: int) -> np.typing.NDArray[np.int64]:
+def crop_positions(rows: int, columns: int, side: int) -> NDArray[np.int64]:
     """[rows * columns] places in a table of side x side: those of a crop that is padded are spread over all of it."""
-    return (_spread(rows, side)[:, None] * side + _spread(columns, side)).flatten()
-
-
-def _spread(count: int, side: int) -> np.typing.NDArray[np.int64]:
-    """Place i of `count` is i * side / count rounded down: as comparisons of float32 have it, the published way."""
-    bounds = torch.arange(1 / side, 1.0, 1 / side)
-    fractions = (torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))).clamp(max=1.0 - 1e-6)
-    return torch.bucketize(fractions, bounds, right=True).numpy()
+    down, across = (np.arange(count) * side // count for count in (rows, columns))
+    return (down[:, None] * side + across).flatten()
 
 
 class CropBlock(nn.Module):
@@ -170,13 +165,14 @@ class CropTower(Tower):
 
 
 def _pooled(patches: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
-    """[crops, rows, columns, size] to averages of 2 x 2, [rows of all crops, size]. white [crops, size] is beyond an odd edge."""
+    """[crops, rows, columns, size] to averages of 2 x 2, [rows of all crops, size]. white [crops, size]: beyond an odd edge."""
     crops, rows, columns, size = patches.shape
     if columns % 2:
         patches = torch.cat((patches, white[:, None, None].expand(crops, rows, 1, size)), 2)
     if rows % 2:
         patches = torch.cat((patches, white[:, None, None].expand(crops, 1, patches.shape[2], size)), 1)
-    return patches.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).mean((2, 4)).flatten(0, 2)
+    pooled: torch.Tensor = patches.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).mean((2, 4))
+    return pooled.flatten(0, 2)
 
 
 def make_tower(spec: ModelSpec) -> CropTower:
