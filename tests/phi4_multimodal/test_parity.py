@@ -1,10 +1,13 @@
 """Prompts, embeddings, logits and greedy tokens equal transformers' on the same weights: without images those of the base
 weights, with images those of weights that the adapter is merged into."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from parity.conversations import conversations, picture
 from parity.subject import TOLERANCE, subject
@@ -54,7 +57,39 @@ def test_rows_and_logits(phi4: Path, name: str) -> None:
 def test_greedy_tokens(phi4: Path, name: str) -> None:
     ours = subject(phi4)
     request = ours.request(conversations()[name])
-    assert ours.greedy(request, GREEDY_TOKENS) == judge(phi4, request).greedy(request, pixels(request), GREEDY_TOKENS)
+    answer = judge(phi4, request).greedy(request, pixels(request), GREEDY_TOKENS)
+    assert ours.greedy(request, GREEDY_TOKENS) == answer
+    assert len(set(answer)) > 8, "the test says little: the answer repeats itself"
+
+
+def test_the_adapter_is_for_requests_with_images(phi4: Path) -> None:
+    """What the other tests rely on: with and without it answers differ. Red if a request has the wrong one."""
+    ours = subject(phi4)
+    text, seen = (ours.request(conversations()[name]) for name in ("text only", "image first"))
+    assert (text.adapter, seen.adapter) == (-1, 0)
+    for request in (text, seen):
+        other = replace(request, adapter=-1 - request.adapter)
+        expected = oracle(phi4, other.adapter >= 0).logits(request, pixels(request))
+        torch.testing.assert_close(ours.logits(other), expected, atol=TOLERANCE, rtol=0)
+        assert (ours.logits(request) - expected).abs().max() > 0.1
+
+
+def test_a_tied_head(phi4: Path, tmp_path: Path) -> None:
+    """As published: the embedding is the head, and is not stored again."""
+    for file in phi4.iterdir():
+        if file.name != "model.safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((phi4 / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    stored = load_file(phi4 / "model.safetensors")
+    del stored["lm_head.weight"]
+    # Smaller than the model's own, so that logits are of the usual size.
+    stored["model.embed_tokens.weight"] *= config["hidden_size"] ** -0.5
+    save_file(stored, tmp_path / "model.safetensors")
+    ours = subject(tmp_path)
+    request = ours.request(conversations()["image first"])
+    expected = oracle(tmp_path, True).logits(request, pixels(request))
+    torch.testing.assert_close(ours.logits(request), expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -41,7 +41,7 @@ def make_size(
 
 
 TINY_TEXT = {
-    "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192,
+    "num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192,
     "vocab_size": 320, "max_position_embeddings": 8192, "original_max_position_embeddings": 1024,
 }  # fmt: skip
 TEXT_5B = {
@@ -69,7 +69,7 @@ ROPE_5B = {
 }  # fmt: skip
 
 SIZES = {
-    "tiny": make_size(TINY_TEXT, TINY_ROPE, 8, 4, 56, vision_config=TINY_TOWER),
+    "tiny": make_size(TINY_TEXT, TINY_ROPE, 8, 4, 56, vision_config=TINY_TOWER, tie_word_embeddings=False),
     "5.6b": make_size(TEXT_5B, ROPE_5B, 256, 512, 448),
 }
 PREPROCESSOR = {
