@@ -15,7 +15,7 @@ from sightline.errors import CheckpointError, ConfigError
 from sightline.models.expert_layout import INDEX_FILE, SINGLE_FILE, VERSIONS
 from sightline.models.family import Family
 from sightline.models.registry import family_named, read_model_spec
-from sightline.models.weight_table import WeightTable, hub_name
+from sightline.models.weight_table import TEXT_PREFIX, WeightTable, hub_name
 from sightline.models.weights.expressions import Stored, TensorShape
 from sightline.prompt.byte_tokenizer import SMALL_BASE, write_byte_tokenizer
 from sightline.spec import ExpertLayout
@@ -95,7 +95,9 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str) -> None:
+def _write_weights(
+    folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str = TEXT_PREFIX
+) -> None:
     stored = {hub_name(name, text_prefix): tensor for name, tensor in table.stored().items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))

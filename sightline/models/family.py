@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.models.fields import Fields
 from sightline.models.hf_config import finish_processor
-from sightline.models.weight_table import WeightTable
+from sightline.models.weight_table import TEXT_PREFIX, WeightTable
 from sightline.prompt.byte_tokenizer import SpecialTokens
 from sightline.spec import ExpertLayout, ModelSpec, ProcessorSpec
 
@@ -60,7 +60,7 @@ class Family:
     # Whether its checkpoints come with code for transformers ('auto_map'). It is never run; else they are refused for it.
     comes_with_code: bool = False
     # How names of the language model's tensors begin in its checkpoints.
-    text_prefix: str = "model.language_model."
+    text_prefix: str = TEXT_PREFIX
     # How it writes boxes and points: in thousandths of the image's sides, or in pixels of the image as the tower sees it.
     coordinates: Literal["thousandths", "pixels"] = "thousandths"
     # How its checkpoints may store experts, the published way first. Empty: it has none.

@@ -58,6 +58,10 @@ class Registry:
         self.families[family.name] = self._by_type[key] = family
         self._modules[family.name] = module
 
+    def replaces_code(self, model_type: object) -> bool:
+        """Whether checkpoints of this type come with code that a family has in its place."""
+        return any(family.comes_with_code for (of, _), family in self._by_type.items() if of == model_type)
+
     def find(self, model_type: object, folder: Path) -> Family:
         """The family of a checkpoint whose config.json says `model_type`."""
         sharing = {kind: family for (of, kind), family in self._by_type.items() if of == model_type}
@@ -99,10 +103,10 @@ def read_model_spec(folder: Path) -> ModelSpec:
     """config.json of a checkpoint folder, read once."""
     config = Fields(read_json(folder / "config.json"), "config.json")
     model_type = config.take("model_type")
-    family = registry().find(model_type, folder)
-    if "auto_map" in config and not family.comes_with_code:
+    if "auto_map" in config and not registry().replaces_code(model_type):
         raise ConfigError("config.json asks for code from the checkpoint ('auto_map'); remote code is refused.")
     config.ignore("auto_map")
+    family = registry().find(model_type, folder)
     fp8 = read_quantization(config.section("quantization_config")) if "quantization_config" in config else None
     spec = family.read_spec(config)
     return dataclasses.replace(spec, fp8=fp8, expert_layout=read_expert_layout(folder, config) if spec.text.experts else None)

@@ -53,7 +53,10 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def hub_name(name: str, text_prefix: str = "model.language_model.") -> str:
+TEXT_PREFIX = "model.language_model."  # how names of language models begin in current checkpoints of most families
+
+
+def hub_name(name: str, text_prefix: str = TEXT_PREFIX) -> str:
     """The name that current checkpoints of these families use for a canonical one."""
     for prefix, replacement in (("visual.", "model.visual."), ("text.", text_prefix)):
         if name.startswith(prefix):

@@ -34,7 +34,8 @@ def test_pictures_of_many_sizes_and_texts_at_once(phi4: Path, patches: int) -> N
     of one encode take each other's rows."""
     pictures = [picture(*size, number) for number, size in enumerate(SIZES[:8])]
     requests = [request_of(phi4, "Which? ", *pictures[:4])]
-    requests += [part for one in pictures[4:] for part in (request_of(phi4, one, "Is?"), request_of(phi4, "Is it?"))]
+    for one in pictures[4:]:
+        requests += [request_of(phi4, one, "This?"), request_of(phi4, "This? Or that?")]
     made = driver(phi4, max_patches_per_step=patches, lookahead_patches=0, max_num_batched_tokens=300)
     gates: list[set[int]] = []
     submit = made.engine.executor.submit
