@@ -40,8 +40,10 @@ def thumbnail_patches(
     """
     check_images(images)
     table = normalised_values(mean, std, images.device, torch.float32).view(3, 256)
-    channels = [table[channel][images[..., channel].int()] for channel in range(3)]
-    small = F.interpolate(torch.stack(channels, 1), size=(height, width), mode="bicubic", align_corners=False)
+    # Channel by channel: the canvas is large, and in floats four times as large.
+    values = (table[channel][images[..., channel].int()][:, None] for channel in range(3))
+    channels = [F.interpolate(value, size=(height, width), mode="bicubic", align_corners=False) for value in values]
+    small = torch.cat(channels, 1)
     rows = small.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))  # [frames, 3, rows, y, columns, x]
     patches: torch.Tensor = rows.permute(0, 2, 4, 1, 3, 5).reshape(-1, 3 * patch_size**2)
     return patches.to(dtype)

@@ -30,8 +30,8 @@ def expected(folder: Path, requests: list[Request]) -> list[list[int]]:
 
 @pytest.mark.parametrize("patches", [16, 40, 65_536])
 def test_pictures_of_many_sizes_and_texts_at_once(phi4: Path, patches: int) -> None:
-    """Encoded together or crop by crop, with and without the adapter in one step. Red if a token has another's adapter, or items
-    of one encode take each other's rows."""
+    """Encoded together or crop by crop, with and without the adapter in one step. Red if a token has another's adapter, or
+    items of one encode take each other's rows."""
     pictures = [picture(*size, number) for number, size in enumerate(SIZES[:8])]
     requests = [request_of(phi4, "Which? ", *pictures[:4])]
     for one in pictures[4:]:

@@ -15,6 +15,7 @@ from parity.conversations import conversations, picture
 from parity.subject import subject
 from phi4_multimodal.oracle import plain_pixels, transformers
 from sightline.config import MediaConfig
+from sightline.engine.remote.check_item import check_item
 from sightline.errors import ConfigError, MediaError, PromptError
 from sightline.media.item import item_of
 from sightline.media.source import load_image
@@ -132,6 +133,20 @@ def test_views_that_are_no_whole_are_refused() -> None:
     for wrong in (missing, beyond, short):
         with pytest.raises(MediaError, match="do not fit together"):
             PROCESSOR.arrange(wrong)
+
+
+def test_another_server_may_encode_it(phi4: Path) -> None:
+    """What it is sent is checked against the model's limits. Red if a layout of this family is refused, or one is taken whose
+    picture is resized to more than the model ever sees."""
+    processor = subject(phi4).llm.processor
+    for size in ((300, 180), (56, 56), (33, 620), (900, 700)):
+        item = item_of(load_image(picture(*size, 1), MediaConfig()), processor)
+        check_item(item, processor)
+    whole, *parts = item.views
+    huge = replace(parts[0], resized=(50_000, 50_000))
+    for wrong in ((whole, huge), (replace(whole, reduced=(56, 112)), *parts), (replace(whole, colour=(0, 0, 256)), *parts)):
+        with pytest.raises(MediaError, match="do not fit each other"):
+            check_item(replace(item, views=wrong, grids=item.grids[: len(wrong)]), processor)
 
 
 # ---- Prompts
