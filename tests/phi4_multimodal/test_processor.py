@@ -1,5 +1,6 @@
 """What the model sees of a picture in real size, and prompts: against transformers' processor and plain counts."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,15 @@ def test_fewer_pixels_are_fewer_crops() -> None:
     fewer = replace(PROCESSOR, image=replace(PROCESSOR.image, max_pixels=5 * CROP**2))
     assert PROCESSOR.layout(ImageHeader("PNG", 1300, 1300, 1)).views[0].canvas == (3 * CROP, 3 * CROP)
     assert fewer.layout(ImageHeader("PNG", 1300, 1300, 1)).views[0].canvas == (2 * CROP, 2 * CROP)
+
+
+def test_docs_say_how_many_embeddings_pictures_have() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    said = re.search(r"(\d+) x (\d+) pixels are ([\d,]+) embeddings, (\d+) x (\d+) are\s+([\d,]+)", page)
+    assert said is not None
+    numbers = [int(number.replace(",", "")) for number in said.groups()]
+    for width, height, rows in (numbers[:3], numbers[3:]):
+        assert PROCESSOR.layout(ImageHeader("PNG", width, height, 1)).rows == rows
 
 
 def test_views_that_are_no_whole_are_refused() -> None:
