@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
@@ -22,7 +21,7 @@ from sightline.models.layers import GeluMLP, LayerNorm
 from sightline.models.linear import Linear
 from sightline.models.tower import Tower
 from sightline.ops.activations import gelu
-from sightline.ops.attention import segment_attention
+from sightline.ops.attention import query_attention, segment_attention
 from sightline.ops.transfer import send
 from sightline.spec import ModelSpec
 from sightline.types import Grid
@@ -92,8 +91,7 @@ class CropBlock(nn.Module):
         found = []
         for _, patches, white in batch.parts(qkv):
             if len(white):
-                _, keys, values = patches.permute(2, 0, 3, 1, 4)  # [3, crops, heads, patches, head_dim]
-                found.append(F.scaled_dot_product_attention(white[:, 0, :, None], keys, values, scale=self.scale)[:, :, 0])
+                found.append(query_attention(white[:, 0], patches[:, :, 1], patches[:, :, 2], self.scale))
         return torch.cat(found)
 
 
