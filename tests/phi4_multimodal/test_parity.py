@@ -62,6 +62,15 @@ def test_greedy_tokens(phi4: Path, name: str) -> None:
     assert len(set(answer)) > 8, "the test says little: the answer repeats itself"
 
 
+@pytest.mark.parametrize("size", [(700, 460), (449, 448), (535, 448)])
+def test_rows_of_crops_in_real_size(phi4_448: Path, size: tuple[int, int]) -> None:
+    """Crops of 448 pixels and 32 x 32 patches. Those at the edge have 10 rows, one column alone, and 7 columns."""
+    ours = subject(phi4_448)
+    request = ours.request([{"role": "user", "content": [{"type": "image", "image": picture(*size, 1)}]}])
+    (expected,) = oracle(phi4_448, True).rows([pixels_of(request.items[0], 448)])
+    torch.testing.assert_close(ours.rows(request), expected, atol=TOLERANCE, rtol=0)
+
+
 def test_the_adapter_is_for_requests_with_images(phi4: Path) -> None:
     """What the other tests rely on: with and without it answers differ. Red if a request has the wrong one."""
     ours = subject(phi4)

@@ -46,7 +46,7 @@ def their_crops(height: int, width: int) -> tuple[int, int]:
     return down, across
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(sides, sides)
 def test_crops_and_rows_follow_from_the_header(height: int, width: int) -> None:
     """Red if the canvas, the padding, which patches count, or the number of rows differ; or if a crop is all padding, for which
