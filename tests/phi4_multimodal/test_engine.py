@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.harness import Driver, driver, plain_answer, request_of, sized_driver
+from engine.harness import Driver, driver, loaded, plain_answer, request_of, sized_driver
 from parity.conversations import picture
 from phi4_multimodal.test_parity import SIZES
+from plain_loop import SingleSequence, encode_items
 from sightline.cache.keys import page_keys
 from sightline.engine.executor import local_worker
 from sightline.types import Request
@@ -48,6 +49,22 @@ def test_pictures_of_many_sizes_and_texts_at_once(phi4: Path, patches: int) -> N
     made.engine.executor.submit = seen  # type: ignore[method-assign]
     assert tokens_of(made, requests) == expected(phi4, requests)
     assert {-1, 0} in gates, "no step had both"
+
+
+def test_the_last_layer_takes_gates_of_the_tokens_that_are_left(phi4: Path) -> None:
+    """Prompts with and without a picture end in one step, in which the last layer goes on with few of the tokens. Red if it
+    takes the gates of others: its answer is near the right one, so numbers are compared."""
+    model, processor = loaded(phi4).model, loaded(phi4).processor
+    seen, text = request_of(phi4, picture(101, 99, 1), "What is it?"), request_of(phi4, "Some words, and no picture.")
+    for order in ([seen, text], [text, seen], [text, seen, text, seen]):
+        made = driver(phi4, max_num_batched_tokens=2048)
+        numbers = [made.add(request, 1, logprobs=True) for request in order]
+        made.run()
+        assert made.engine.counts.encoded == 1
+        for number, request in zip(numbers, order, strict=True):
+            logits = SingleSequence(model, request, len(request), page_size=16).prefill(encode_items(model, request, processor))
+            expected = logits[0].log_softmax(0).max()
+            assert made.completions[number, 0].logprobs[0].logprob == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_texts_alone_have_no_gates(phi4: Path) -> None:
