@@ -22,8 +22,11 @@ BEGIN, END = "<!-- matrix: begin, by python -m benchmarks.compatibility -->", "<
 _SERVED, _STEP = ("ttft_ms", "serve_rps", "decode_tok_s"), ("decode_ms", "tower_launch_ms")  # kinds of figures, see targets
 _HEAD = "| family (`model_type`) | size | experts | bfloat16 | fp8 | CUDA graphs | tensor parallel |"
 _CPU = "CPU"
-# As in tests/parallel/checkpoints.py
-_RANKS_TRIED = ("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "glm-4.6v", "glm-4.1v", "step3-vl")
+# As in tests/parallel/checkpoints.py and tests/phi4_multimodal
+_RANKS_TRIED = (
+    *("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "glm-4.6v", "glm-4.1v"),
+    *("step3-vl", "phi4-multimodal"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def _last(runs: Iterable[Run]) -> str:
 
 
 def _experts(config: Mapping[str, Any]) -> str:
-    text = config["text_config"]
+    text = config.get("text_config", config)
     count = text.get("num_experts", text.get("n_routed_experts"))
     return f"{text['num_experts_per_tok']} of {count}" if count else "-"
 

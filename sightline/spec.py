@@ -7,6 +7,7 @@ torch, so that prompt building and admission run in a process without it.
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -161,6 +162,19 @@ class PatchTowerSpec(VisionSpec):
 
 
 @dataclass(frozen=True)
+class LongRopeSpec:
+    """Frequencies of two regimes: those of sequences as long as the model was first trained on, and of longer ones.
+
+    A sequence has one of them from its first token to its last. docs/models.md says how it is chosen.
+    """
+
+    short_factors: tuple[float, ...]  # [rotary_dim / 2]: each frequency is divided by its factor
+    long_factors: tuple[float, ...]
+    original_length: int  # tokens; longer sequences take the long factors
+    attention_factor: float  # cosines and sines of both are multiplied by it
+
+
+@dataclass(frozen=True)
 class TextRopeSpec:
     """Rotary positions of the language model: which axis (time, height, width) drives which frequency, and how dims pair up."""
 
@@ -169,6 +183,7 @@ class TextRopeSpec:
     sections: tuple[int, int, int]  # frequencies per axis (time, height, width); they sum to rotary_dim / 2
     layout: Literal["blocked", "interleaved"]
     pairing: Literal["halves", "adjacent"]  # dim i pairs with i + rotary_dim/2, or 2i with 2i + 1
+    long: LongRopeSpec | None = None  # None: sequences of all lengths have the same frequencies
 
 
 # ---- Caches: what a layer keeps of a sequence between steps
@@ -274,6 +289,15 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True)
+class AdapterSpec:
+    """Low-rank pairs A, B for the matrices of all layers: x W^T + scale * (x A^T) B^T for tokens of requests that use it."""
+
+    name: str
+    rank: int
+    scale: float  # of what the pair adds
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     mixer: MixerSpec
     mlp: object  # GatedMLPSpec, ExpertsSpec, or a family's own
@@ -289,6 +313,7 @@ class TextSpec:
     tie_word_embeddings: bool
     max_position: int
     zero_centred_norms: bool = False  # weights of RMSNorms are stored less 1
+    adapters: tuple[AdapterSpec, ...] = ()  # Request.adapter is an index into these
 
     @property
     def num_layers(self) -> int:
@@ -298,6 +323,12 @@ class TextSpec:
     def attention(self) -> AttentionSpec:
         """Of the first layer that has it; all of a model's are alike."""
         return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
+    def long_rope_from(self) -> int | None:
+        """Sequences of more tokens take the long frequencies of LongRopeSpec; None: all take the same."""
+        long = next((layer.mixer.rope.long for layer in self.layers if isinstance(layer.mixer, AttentionSpec)), None)
+        return None if long is None else long.original_length
 
     @property
     def gated_mlp(self) -> GatedMLPSpec:
@@ -414,6 +445,15 @@ class ProcessorSpec(ABC):
     def arrange(self, item: MediaItem) -> NDArray[np.int64] | None:
         """Which rows the item has, [item.rows]: n >= 0 is the n-th that the tower makes of its views, -1 - k the k-th of the
         rows that the tower has learned (Tower.learned_embeddings). None: those of its views, as they come."""
+        return None
+
+    def adapter(self, items: Sequence[MediaItem]) -> int:
+        """Which of the model's adapters (TextSpec.adapters) all tokens of a request with these items use; -1: none."""
+        return -1
+
+    def written(self, kind: Literal["image", "video"], number: int) -> str | None:
+        """What stands in the text for the number-th (from 1) image or video of a conversation, where chat templates take the
+        content of a message as text. None: they take it as a list of parts."""
         return None
 
     def with_sampling(self, fps: float | None, num_frames: int | None, max_frames: int | None) -> "ProcessorSpec":

@@ -99,7 +99,9 @@ class View:
            │  └───┼───┘  │   where nothing is cut or padded, canvas and tile are as large as the resized picture
            └──────┴──────┘
     ```
-    With `of`, this is done to each tile of that other view, in place of the picture.
+
+    Where the picture is not all on the canvas, the view is of a part of it: `offset` is negative, or it ends beyond the canvas.
+    With `of`, all this is done to each tile of that other view, in place of the picture.
     """
 
     resized: Size
@@ -107,8 +109,14 @@ class View:
     tile: Size
     offset: Size = (0, 0)  # (top, left) on the canvas
     resample: Resample = "bicubic"
-    colour: Literal["mean", "black"] = "mean"  # of the canvas
+    colour: tuple[int, int, int] | None = None  # of the canvas; None: the mean colour
     of: "View | None" = None
+    reduced: Size | None = None  # the canvas as torch interpolates it to this size (ops/thumbnail.py): it is then one tile
+
+    @property
+    def shown(self) -> Size:
+        """What is cut into tiles."""
+        return self.reduced or self.canvas
 
     @classmethod
     def whole(cls, size: Size, resample: Resample = "bicubic", of: "View | None" = None) -> "View":
@@ -117,7 +125,7 @@ class View:
     @property
     def tiles(self) -> int:
         """Of one picture."""
-        (height, width), (high, wide) = self.canvas, self.tile
+        (height, width), (high, wide) = self.shown, self.tile
         return (height // high) * (width // wide) * (1 if self.of is None else self.of.tiles)
 
 
@@ -254,9 +262,14 @@ class Request:
     position_delta: int  # position of token n >= tokens, on all axes, is n + position_delta
     items: tuple[MediaItem, ...]
     spans: tuple[MediaSpan, ...]  # ascending by start, not overlapping
+    adapter: int = -1  # which of the model's adapters all of its tokens use; -1: none
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
+
+    def moved(self, by: int) -> "Request":
+        """With all positions so much later, those of its answer too."""
+        return replace(self, positions=self.positions + np.int32(by), position_delta=self.position_delta + by)
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,18 @@ class SingleSequence:
             states=StateIndices(
                 torch.zeros(1, dtype=torch.int64, device=self.device), torch.tensor([self.length == 0], device=self.device)
             ),
+            adapter_gates=self._gates(new),
         )
         logits = self.model(batch, self.caches)
         self.length = context
         assert isinstance(logits, torch.Tensor)
         return logits
+
+    def _gates(self, tokens: int) -> torch.Tensor | None:
+        if self.request.adapter < 0:
+            return None
+        assert self.model.text.adapter_gates is not None
+        return self.model.text.adapter_gates.of(torch.full((tokens,), self.request.adapter, device=self.device))
 
 
 def encode_items(model: VisionLanguageModel, request: Request, processor: ProcessorSpec) -> torch.Tensor | None:
@@ -105,6 +112,6 @@ def encode_items(model: VisionLanguageModel, request: Request, processor: Proces
         make_patches(item, processor.image if item.ref.kind == "image" else processor.video, weight.device, weight.dtype)
         for item in request.items
     ]
-    views = [view for item, made in zip(request.items, patches, strict=True) for view in split_views(item, made)]
-    rows = model.encode(model.vision.make_batch(views, [grid for item in request.items for grid in item.grids]))
-    return arrange_embeddings(rows, request.items, processor, model.vision)
+    views = [view for item, part in zip(request.items, patches, strict=True) for view in split_views(item, part)]
+    grids = [grid for item in request.items for grid in item.grids]
+    return arrange_embeddings(model.encode(model.vision.make_batch(views, grids)), request.items, processor, model.vision)

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.encoder.gpu_decode import GpuDecoder
-from sightline.encoder.tiles import cut_tiles
+from sightline.encoder.tiles import canvases, cut_tiles
 from sightline.ops.pixels import patchify
+from sightline.ops.thumbnail import thumbnail_patches
 from sightline.spec import PatchSpec
 from sightline.timing import StageClock
 from sightline.types import MediaItem, View
@@ -55,9 +56,11 @@ def _groups(pixels: NDArray[np.uint8], item: MediaItem, step: int) -> Iterator[N
 
 def _cut_frames(frames: torch.Tensor, item: MediaItem, spec: PatchSpec, dtype: torch.dtype) -> list[torch.Tensor]:
     """Patches of some of a video's frames, uint8 [frames, height, width, 3] on the device: a tensor for each view."""
-    time, found, made = spec.temporal_patch_size, [], dict[View, torch.Tensor]()
-    for view in item.views:
-        tiles = cut_tiles(frames, view, spec.mean, made)
+    time, found = spec.temporal_patch_size, []
+    for view, canvas in zip(item.views, canvases(frames, item.views, spec.mean), strict=True):
+        assert view.reduced is None, "views of videos are not reduced"
+        tiles = cut_tiles(canvas, view)
+        tiles = tiles.reshape(len(frames), -1, *tiles.shape[2:])
         if tiles.shape[1] > 1:  # a tile is a clip of its own: the frames of a temporal patch side by side
             tiles = tiles.unflatten(0, (-1, time)).transpose(1, 2)
         images = tiles.flatten(0, -4)
@@ -101,14 +104,21 @@ def cut_stills(
     Patches go by rows of blocks, so those of pictures below one another, or of tiles, taken as a single tall one, are theirs in
     turn.
     """
-    sizes, found = (spec.patch_size, spec.temporal_patch_size, spec.merge_size), []
-    made: dict[View, torch.Tensor] = {}
-    for view in item.views:
-        tiles = cut_tiles(frames, view, spec.mean, made)
-        tall = tiles.reshape(1, -1, *tiles.shape[3:])
-        patches = patchify(tall, spec.mean, spec.std, *sizes, compact, dtype)
+    found = []
+    for view, canvas in zip(item.views, canvases(frames, item.views, spec.mean), strict=True):
+        patches = _cut_canvas(canvas, view, spec, dtype, compact)
         found.append(patches.split(len(patches) // len(frames)))
     return tuple(_joined(views) for views in zip(*found, strict=True))
+
+
+def _cut_canvas(canvas: torch.Tensor, view: View, spec: PatchSpec, dtype: torch.dtype, compact: bool) -> torch.Tensor:
+    """[stills, canvas height, canvas width, 3] to patches of each in turn."""
+    if view.reduced is not None:
+        assert spec.merge_size == spec.temporal_patch_size == 1, "patches of a reduced view go row by row"
+        return thumbnail_patches(canvas, *view.reduced, spec.mean, spec.std, spec.patch_size, dtype)
+    tiles = cut_tiles(canvas, view)
+    tall = tiles.reshape(1, -1, *tiles.shape[3:])
+    return patchify(tall, spec.mean, spec.std, spec.patch_size, spec.temporal_patch_size, spec.merge_size, compact, dtype)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

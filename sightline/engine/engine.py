@@ -26,7 +26,7 @@ from sightline.engine.stage_times import StageTimes
 from sightline.errors import PromptError
 from sightline.grammar.compile import Grammar
 from sightline.grammar.matcher import allowed_tokens
-from sightline.prompt.context_length import longest_answer
+from sightline.prompt.context_length import in_its_rope_regime, longest_answer
 from sightline.prompt.tokenizer import Tokenizer
 from sightline.sampling_params import UniformNumbers
 from sightline.schedule.plan import plan_step, preempt
@@ -104,13 +104,15 @@ class Engine:
         request, sampling = submission.request, submission.sampling
         clock = StageClock(submission.seconds)
         request_id = next(self._numbers)
-        root = self._root_key(request_id, submission.cache_salt)
+        max_tokens = longest_answer(request, sampling.max_tokens, self.max_model_len)
+        request, is_long = in_its_rope_regime(request, max_tokens, self.executor.facts.long_rope_from)
+        root = self._root_key(request_id, submission.cache_salt, request.adapter, is_long)
         answers: list[SequenceOutput] = []
         for index in range(sampling.n):
             sequence = Sequence(
                 id=next(self._numbers),
                 request=request,
-                max_tokens=longest_answer(request, sampling.max_tokens, self.max_model_len),
+                max_tokens=max_tokens,
                 priority=submission.priority,
                 arrival=request_id,
                 root=root,
@@ -153,10 +155,12 @@ class Engine:
                 updates += [Update(request_id, answer.index, error=error) for answer in answers]
         return updates
 
-    def _root_key(self, request_id: int, cache_salt: str) -> bytes:
-        """Page keys start from the tenant; without prefix caching, from the request itself."""
+    def _root_key(self, request_id: int, cache_salt: str, adapter: int, is_long: bool) -> bytes:
+        """Page keys start from the tenant and from what else makes other keys and values of the same tokens: an adapter, the
+        frequencies of long sequences; without prefix caching, from the request itself."""
         own = "" if self.config.enable_prefix_caching else f"request {request_id} "
-        return root_key(f"{own}salt {cache_salt}")
+        computed = (f"adapter {adapter} " if adapter >= 0 else "") + ("long " if is_long else "")
+        return root_key(f"{own}{computed}salt {cache_salt}")
 
     # ---- A step: plan, pack, submit, collect, tell
 

@@ -103,7 +103,13 @@ def pack_batch(chunks: Seq[Chunk], embeddings: EmbeddingCache) -> PackedBatch:
         logits_index=starts[in_sequence] + np.array(logits_offset, np.int64),
         logits_sequence=in_sequence,
         state_slots=np.array([chunk.sequence.slot for chunk in chunks], np.int64),
+        adapter_index=_adapters(chunks, counts),
     )
+
+
+def _adapters(chunks: Seq[Chunk], counts: Seq[int]) -> NDArray[np.int64] | None:
+    used = [chunk.sequence.request.adapter for chunk in chunks]
+    return np.repeat(np.array(used, np.int64), counts) if max(used) >= 0 else None
 
 
 def _newest(chunk: Chunk) -> tuple[int, int, int]:

@@ -42,13 +42,16 @@ class Attention(nn.Module):
         attended = self._attend(hidden, batch, cache, logits_indices)
         if self.gate is None:
             return attended
-        return sigmoid_mul(attended, self.gate(hidden if logits_indices is None else hidden[logits_indices.index]))
+        gates = batch.adapter_gates
+        if logits_indices is not None:
+            hidden, gates = hidden[logits_indices.index], None if gates is None else gates[logits_indices.index]
+        return sigmoid_mul(attended, self.gate(hidden, gates))
 
     def _attend(
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, logits_indices: LogitsIndices | None
     ) -> torch.Tensor:
         assert isinstance(cache, PagedCache)
-        qkv = self.qkv(hidden).unflatten(1, (-1, self.spec.head_dim))
+        qkv = self.qkv(hidden, batch.adapter_gates).unflatten(1, (-1, self.spec.head_dim))
         rotation = TextRotation(batch.positions, self.rotary, self.axes, self.spec.rope.pairing)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:

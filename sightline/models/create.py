@@ -15,7 +15,7 @@ from sightline.errors import CheckpointError, ConfigError
 from sightline.models.expert_layout import INDEX_FILE, SINGLE_FILE, VERSIONS
 from sightline.models.family import Family
 from sightline.models.registry import family_named, read_model_spec
-from sightline.models.weight_table import WeightTable, hub_name
+from sightline.models.weight_table import TEXT_PREFIX, WeightTable, hub_name
 from sightline.models.weights.expressions import Stored, TensorShape
 from sightline.prompt.byte_tokenizer import SMALL_BASE, write_byte_tokenizer
 from sightline.spec import ExpertLayout
@@ -41,7 +41,7 @@ def create_checkpoint(
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; a new checkpoint is written to a new or empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = config["text_config"]["vocab_size"]
+    vocab = _text_of(config)["vocab_size"]
     tokens = family.special_tokens.ids(SMALL_BASE if size == "tiny" else None)
     assert max(tokens.values()) < vocab
     preprocessor = family.preprocessor_of_size.get(size, family.preprocessor)
@@ -50,7 +50,7 @@ def create_checkpoint(
     shutil.copyfile(family.chat_template, folder / "chat_template.jinja")
     if weights:
         table = family.weight_table(dataclasses.replace(read_model_spec(folder), expert_layout=expert_layout))
-        _write_weights(folder, table, dtype, seed, shard_bytes)
+        _write_weights(folder, table, dtype, seed, shard_bytes, family.text_prefix)
 
 
 def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
@@ -58,6 +58,12 @@ def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
     if size not in family.sizes:
         raise ConfigError(f"Family {family_name} has no size {size!r}; it has {', '.join(family.sizes)}.")
     return family, json.loads(json.dumps(family.sizes[size]))  # a copy that may be filled in
+
+
+def _text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's fields, which some families have in config.json itself."""
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
 
 
 def _version_for(family: Family, layout: ExpertLayout) -> str:
@@ -76,10 +82,10 @@ def _write_json_files(
     dtype: torch.dtype,
     preprocessor: Mapping[str, Any],
 ) -> None:
-    ends = [tokens[name] for name in family.eos_tokens]
-    config["text_config"] |= {"dtype": str(dtype).removeprefix("torch.")}
+    ends, text = [tokens[name] for name in family.eos_tokens], _text_of(config)
+    text |= {"dtype": str(dtype).removeprefix("torch.")}
     for field, named in family.text_token_fields.items():
-        config["text_config"][field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
+        text[field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
     config |= {"architectures": [family.architecture], "model_type": family.model_type}
     config |= {field: tokens[name] for field, name in family.token_fields.items()}
     files: dict[str, Any] = {
@@ -87,7 +93,7 @@ def _write_json_files(
         "generation_config.json": {
             "do_sample": False,
             "eos_token_id": ends,
-            "pad_token_id": config["text_config"].get("pad_token_id", ends[0]),  # a family may name none
+            "pad_token_id": text.get("pad_token_id", ends[0]),  # a family may name none
         },
         "preprocessor_config.json": dict(preprocessor),
     }
@@ -97,8 +103,10 @@ def _write_json_files(
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int) -> None:
-    stored = {hub_name(name): tensor for name, tensor in table.stored().items()}
+def _write_weights(
+    folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str = TEXT_PREFIX
+) -> None:
+    stored = {hub_name(name, text_prefix): tensor for name, tensor in table.stored().items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
     generator = torch.Generator().manual_seed(seed)
@@ -134,6 +142,6 @@ def _random_tensor(name: str, stored: Stored, generator: torch.Generator) -> tor
         return stored.mean + 0.2 * value
     if value.ndim == 1:
         return 1.0 + 0.2 * value if name.endswith("weight") else 0.2 * value
-    if "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
+    if "embed_tokens." in name or "pos" in name.rsplit(".", 2)[-2]:
         return value
     return value * math.sqrt(1 / stored.fan_in)

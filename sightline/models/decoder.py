@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from sightline.models.adapters import AdapterGates, add_pairs
 from sightline.models.attention import Attention
 from sightline.models.experts import Experts, Router
 from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
@@ -37,7 +38,7 @@ class Mixer(Protocol):
 
 
 class MLP(Protocol):
-    """Works on each token by itself."""
+    """Works on each token by itself. In a model with adapters both calls take the gates of the tokens as well: GatedMLP."""
 
     @property
     def graph_safe(self) -> bool:
@@ -107,22 +108,24 @@ class DecoderLayer(nn.Module):
         else:
             normed, hidden = norm_of_sum(self.input_norm, hidden, pending, deepstack, batch.embedding_index)
         mixed = self.mixer(normed, batch, cache, logits_indices)
+        gates: tuple[torch.Tensor, ...] = () if batch.adapter_gates is None else (batch.adapter_gates,)
         if logits_indices is not None:
             hidden = hidden[logits_indices.index]
+            gates = tuple(part[logits_indices.index] for part in gates)
             if not len(hidden):
                 return hidden, None
         if self.attention_out_norm is not None and self.mlp_out_norm is not None:
-            projected = self.attention_out_norm(self.mixer.out(mixed))
+            projected = self.attention_out_norm(self.mixer.out(mixed, *gates))
             normed, hidden = self.mlp_norm.after_add(projected, hidden)
-            return hidden, self.mlp_out_norm(self.mlp(normed))
+            return hidden, self.mlp_out_norm(self.mlp(normed, *gates))
         if hidden.shape[0] <= SMALL_M:
-            normed, hidden = self.mlp_norm.after_add(self.mixer.out(mixed), hidden)
-            return hidden, self.mlp(normed)
-        hidden = self.mixer.out.add_to(hidden, mixed)
+            normed, hidden = self.mlp_norm.after_add(self.mixer.out(mixed, *gates), hidden)
+            return hidden, self.mlp(normed, *gates)
+        hidden = self.mixer.out.add_to(hidden, mixed, *gates)
         normed = self.mlp_norm(hidden)
         if deepstack_follows:
-            return hidden, self.mlp(normed)
-        return self.mlp.add_to(hidden, normed), None
+            return hidden, self.mlp(normed, *gates)
+        return self.mlp.add_to(hidden, normed, *gates), None
 
 
 class Decoder(nn.Module):
@@ -133,6 +136,9 @@ class Decoder(nn.Module):
         # Given a weight it draws none: normal numbers on the meta device would import torch's compiler, which takes a second.
         self.embed_tokens = nn.Embedding(rows, spec.hidden_size, _weight=torch.empty(rows, spec.hidden_size))
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(DecoderLayer(layer, spec, modules) for layer in spec.layers)  # type: ignore[assignment]
+        if spec.adapters:
+            add_pairs(self.layers, spec.adapters)  # type: ignore[arg-type]
+        self.adapter_gates: AdapterGates | None = None
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         tied = spec.tie_word_embeddings
         self.lm_head = TiedHead(self.embed_tokens) if tied else Linear(spec.hidden_size, rows, bias=False)
@@ -140,9 +146,12 @@ class Decoder(nn.Module):
 
     def prepare(self, max_position: int) -> None:
         """Makes what does not come from the checkpoint; called once after the weights are loaded."""
-        tables = RotaryTables(max_position, self.embed_tokens.weight.device)
+        weight = self.embed_tokens.weight
+        tables = RotaryTables(max_position, weight.device)
         for layer in self.layers:
             layer.mixer.prepare(tables)
+        if self.spec.adapters:
+            self.adapter_gates = AdapterGates(self.spec.adapters, weight.device, weight.dtype)
 
     def use_workspace(self, workspace: Workspace | None) -> None:
         """Linear maps work in it from now on; captured graphs hold its address."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.models.fields import Fields
 from sightline.models.hf_config import finish_processor
-from sightline.models.weight_table import WeightTable
+from sightline.models.weight_table import TEXT_PREFIX, WeightTable
 from sightline.prompt.byte_tokenizer import SpecialTokens
 from sightline.spec import ExpertLayout, ModelSpec, ProcessorSpec
 
@@ -58,6 +58,8 @@ class Family:
     chat_template: Path
     # Where families share a model_type: as in the files of this one's processor. None takes what no other family names.
     processor_class: str | None = None
+    # How names of the language model's tensors begin in its checkpoints.
+    text_prefix: str = TEXT_PREFIX
     # How it writes boxes and points: in thousandths of the image's sides, or in pixels of the image as the tower sees it.
     coordinates: Literal["thousandths", "pixels"] = "thousandths"
     # How its checkpoints may store experts, the published way first. Empty: it has none.

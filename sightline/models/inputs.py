@@ -33,6 +33,7 @@ class ForwardBatch:
     logits_indices: LogitsIndices
     split_kv: SplitKV | None = None  # where contexts are of very different lengths
     states: StateIndices | None = None  # where a layer keeps states
+    adapter_gates: torch.Tensor | None = None  # [tokens, ranks], where some tokens use an adapter: models/adapters.py
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,13 @@ class GatedMLP(nn.Module):
     def last(self) -> Linear:
         return self.down
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down(self.gate_up.silu_mul(x))
+    def forward(self, x: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
+        out: torch.Tensor = self.down(self.gate_up.silu_mul(x, gates), gates)
         return out
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
         """residual + self(x), in the memory of `residual`."""
-        return self.down.add_to(residual, self.gate_up.silu_mul(x))
+        return self.down.add_to(residual, self.gate_up.silu_mul(x, gates), gates)
 
 
 class GeluMLP(nn.Module):

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from sightline.models.fp8 import Fp8Weight
-from sightline.ops.activations import gelu_tanh
+from sightline.ops.activations import gelu_tanh, silu_mul
 from sightline.ops.fp8 import SIDE_MULTIPLE, fp8_block_linear, fp8_linear, fp8_linear_silu_mul
 from sightline.ops.linear import add_linear, linear, linear_gelu_tanh, linear_silu_mul
+from sightline.ops.low_rank import add_low_rank
 from sightline.ops.rotary import PatchRotary, rotated_projection, vision_rotary
 from sightline.ops.workspace import Workspace
 from sightline.parallel.group import Group
@@ -63,8 +64,24 @@ class StackedLinear(WeightMatrix):
         self.placement = placement
 
 
+class LowRankPair(nn.Module):
+    """What the adapters of a matrix add to its product (models/adapters.py); plain in every format of the matrix."""
+
+    def __init__(self, size: int, out: int, ranks: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.empty(ranks, size))
+        self.up = nn.Parameter(torch.empty(out, ranks))
+
+    def add_to(self, out: torch.Tensor, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """In the memory of `out`. gates [tokens, ranks]"""
+        return add_low_rank(out, x, self.down, self.up, gates)
+
+
 class Linear(WeightMatrix):
-    """x W^T + b, alone and with what follows it. What has no fused kernel in the matrix's format takes the plain path."""
+    """x W^T + b, alone and with what follows it. What has no fused kernel in the matrix's format takes the plain path.
+
+    `gates` [tokens, ranks], where tokens use an adapter (models/adapters.py): what its pair adds is part of the product.
+    """
 
     def __init__(self, size: int, out: int, bias: bool, placement: Placement = "replicated") -> None:
         super().__init__()
@@ -74,21 +91,27 @@ class Linear(WeightMatrix):
         self.register_parameter("weight_scale", None)
         self.placement = placement
         self.workspace: Workspace | None = None  # for small-M kernels; a tower has none, it runs beside the decoder
+        self.low_rank: LowRankPair | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def add_low_rank_pair(self, ranks: int) -> None:
+        self.low_rank = LowRankPair(self.weight.shape[1], self.weight.shape[0], ranks)
+
+    def forward(self, x: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
         if self.group is None:
-            return self._matmul(x, self.bias)
-        out = self.group.all_reduce_(self._matmul(x, None))  # the bias is added once, not by each rank
+            return self._product(x, self.bias, gates)
+        out = self.group.all_reduce_(self._product(x, None, gates))  # the bias is added once, not by each rank
         return out if self.bias is None else out.add_(self.bias)
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
         """residual + self(x), in the memory of `residual`."""
         if self.weight_scale is None and self.group is None:
-            return add_linear(residual, x, self.weight, self.bias)
-        return residual.add_(self(x))
+            return self._adapted(add_linear(residual, x, self.weight, self.bias), x, gates)
+        return residual.add_(self(x, gates))
 
-    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, x: torch.Tensor, gates: torch.Tensor | None = None) -> torch.Tensor:
         """The gated form: silu(gate) * up, where gate and up are the halves of the product."""
+        if gates is not None:
+            return silu_mul(self(x, gates))
         if self.weight_scale is None:
             return linear_silu_mul(x, self.weight, self.bias)
         return fp8_linear_silu_mul(x, self.weight, self.weight_scale, self.bias, self.workspace)
@@ -105,6 +128,15 @@ class Linear(WeightMatrix):
         qkv: torch.Tensor = self._matmul(x, self.bias).unflatten(1, (3, heads, -1))
         vision_rotary(qkv, row_col, rotary)
         return qkv
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, gates: torch.Tensor | None) -> torch.Tensor:
+        return self._adapted(self._matmul(x, bias), x, gates)
+
+    def _adapted(self, out: torch.Tensor, x: torch.Tensor, gates: torch.Tensor | None) -> torch.Tensor:
+        if gates is None:
+            return out
+        assert self.low_rank is not None, "gates came to a matrix without adapters"
+        return self.low_rank.add_to(out, x, gates)
 
     def _matmul(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.weight_scale is None:

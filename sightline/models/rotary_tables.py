@@ -17,6 +17,28 @@ class RotaryTables:
     def of(self, rope: TextRopeSpec) -> tuple[RotaryTable, torch.Tensor]:
         """Angles by position, and which axis drives each frequency."""
         if rope not in self._made:
-            table = make_rotary_table(self.max_position, rope.rotary_dim, rope.theta, self.device)
+            table = _table(rope, self.max_position, self.device)
             self._made[rope] = table, mrope_axes(rope.sections, rope.layout, self.device)
         return self._made[rope]
+
+
+def _table(rope: TextRopeSpec, max_position: int, device: torch.device) -> RotaryTable:
+    """Of a rope with two regimes: the angles of short sequences, and behind them those of long ones.
+
+        0                 original_length                       original_length + max_position
+        |── short factors ──|──────────── long factors ────────────|
+                            position 0 of a sequence that is long: the host moves its positions (Request.moved)
+
+    Where no sequence can be longer than original_length there is the first part alone.
+    """
+    if rope.long is None:
+        return make_rotary_table(max_position, rope.rotary_dim, rope.theta, device)
+    long, switch = rope.long, rope.long.original_length
+
+    def part(positions: int, factors: tuple[float, ...]) -> RotaryTable:
+        return make_rotary_table(positions, rope.rotary_dim, rope.theta, device, factors, long.attention_factor)
+
+    if max_position <= switch:
+        return part(max_position, long.short_factors)
+    parts = part(switch, long.short_factors), part(max_position, long.long_factors)
+    return RotaryTable(torch.cat([p.cos for p in parts]), torch.cat([p.sin for p in parts]))

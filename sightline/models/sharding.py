@@ -13,7 +13,7 @@ What is not named in `shares` every rank has whole: norms, the tower's mergers, 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,11 +129,20 @@ def shard_model(
             shares |= {f"text.layers.{index}.{name}.{parameter}": share for parameter, share in shard.shares.items()}
             found[name] = shard.spec
         layers.append(LayerSpec(found["mixer"], found["mlp"]))
+    if text.adapters:
+        shares |= dict(_pair_shares(shares))
     own = dataclasses.replace(spec, text=dataclasses.replace(text, layers=tuple(layers)))
     if split_tower:
         vision, more = shard_tower(spec.patch_tower, rank, ranks)
         own, shares = dataclasses.replace(own, vision=vision), shares | more
     return ModelShard(rank, own, shares, vocabulary)
+
+
+def _pair_shares(shares: Mapping[str, Share]) -> Iterator[tuple[str, Share]]:
+    """Of the low-rank pairs of matrices of layers: of B the outputs that a rank has of the matrix, or of A its inputs."""
+    for name, share in shares.items():
+        if name.startswith("text.layers.") and name.endswith(".weight"):
+            yield name.removesuffix("weight") + ("low_rank.up" if share.axis == 0 else "low_rank.down"), share
 
 
 def shard_tower(spec: PatchTowerSpec, rank: int, ranks: int) -> tuple[PatchTowerSpec, dict[str, Share]]:

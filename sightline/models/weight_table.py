@@ -55,9 +55,12 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def hub_name(name: str) -> str:
+TEXT_PREFIX = "model.language_model."  # how names of language models begin in current checkpoints of most families
+
+
+def hub_name(name: str, text_prefix: str = TEXT_PREFIX) -> str:
     """The name that current checkpoints of these families use for a canonical one."""
-    for prefix, replacement in (("visual.", "model.visual."), ("text.", "model.language_model.")):
+    for prefix, replacement in (("visual.", "model.visual."), ("text.", text_prefix)):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name

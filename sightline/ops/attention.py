@@ -102,6 +102,23 @@ def segment_attention_cudnn(
         return segment_attention.definition(q, k, v, segment_starts, segment_lengths, scale)
 
 
+def _queries_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
+    for segments, keys, heads, head_dim in ((1, 1, 2, 8), (3, 17, 4, 72), (5, 100, 2, 64)):
+        kv = make.normal(segments, keys, 2, heads, head_dim)
+        q = make.normal(segments, heads, head_dim)
+        yield {"q": q, "k": kv[:, :, 0], "v": kv[:, :, 1], "scale": head_dim**-0.5}
+
+
+@op(examples=_queries_examples, tolerances=_TOLERANCES)
+def query_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One query of each of several segments of equal length, which is none of their keys. Returns [segments, heads, head_dim].
+
+    q [segments, heads, head_dim], k, v [segments, keys, heads, head_dim], possibly strided views.
+    """
+    keys, values = k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q[:, :, None], keys, values, scale=scale)[:, :, 0]
+
+
 def _runs(lengths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """(length, how many in a row) for neighbours of equal length; empty segments vanish."""
     index = 0

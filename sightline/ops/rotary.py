@@ -7,7 +7,7 @@ by that axis's position. For plain text the three positions are equal and this i
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,16 +32,27 @@ class RotaryTable:
         return self.cos.shape[0]
 
 
-def make_rotary_table(positions: int, rotary_dim: int, theta: float, device: torch.device) -> RotaryTable:
-    """Frequencies are theta^(-2i / rotary_dim), i < rotary_dim / 2. For a vision head pass half its size as rotary_dim."""
+def make_rotary_table(
+    positions: int,
+    rotary_dim: int,
+    theta: float,
+    device: torch.device,
+    factors: Sequence[float] | None = None,
+    scale: float = 1.0,
+) -> RotaryTable:
+    """Frequencies are theta^(-2i / rotary_dim), i < rotary_dim / 2. For a vision head pass half its size as rotary_dim.
+
+    `factors`: each frequency is divided by its own. `scale`: of cosines and sines.
+    """
     # On the CPU, whatever the device: last bits of powers and cosines differ between devices, and late positions magnify them.
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * _frequencies(rotary_dim, theta)
-    return RotaryTable(angles.cos().to(device), angles.sin().to(device))
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * _frequencies(rotary_dim, theta, factors)
+    return RotaryTable((angles.cos() * scale).to(device), (angles.sin() * scale).to(device))
 
 
-def _frequencies(rotary_dim: int, theta: float) -> torch.Tensor:
+def _frequencies(rotary_dim: int, theta: float, factors: Sequence[float] | None = None) -> torch.Tensor:
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    return 1.0 / theta**exponents
+    lengths = theta**exponents
+    return 1.0 / (lengths if factors is None else torch.tensor(factors, dtype=torch.float32) * lengths)
 
 
 Pairing = Literal["halves", "adjacent"]

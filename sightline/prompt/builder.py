@@ -25,7 +25,7 @@ from sightline.prompt.expand import expand
 from sightline.prompt.file_parts import read_file_part, with_pages
 from sightline.prompt.items import load_item
 from sightline.prompt.media_options import NO_REQUEST_OPTIONS, RequestOptions
-from sightline.prompt.messages import MediaSource, normalise_messages, refuse_placeholders
+from sightline.prompt.messages import MediaSource, normalise_messages, refuse_placeholders, with_text_content
 from sightline.prompt.positions import prompt_positions
 from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
@@ -118,6 +118,7 @@ class PromptBuilder:
         refuse_placeholders(kwargs, "chat_template_kwargs", self._placeholders)
         refuse_placeholders(tools, "tools", self._placeholders)
         for_template, media = normalise_messages(messages, self._placeholders)
+        for_template = with_text_content(for_template, self.processor.written)
         return self.template.render(for_template, seconds, tools=tools, **kwargs), media
 
     def budget_for(self, kinds: Sequence[str], budget: RequestBudget | None = None) -> RequestBudget:
@@ -169,4 +170,11 @@ class PromptBuilder:
         self._check_grids(items)
         positions, delta = prompt_positions(length, items, spans, self.processor)
         check_positions(length + delta, limit)
-        return Request(token_ids=token_ids, positions=positions, position_delta=delta, items=tuple(items), spans=spans)
+        return Request(
+            token_ids=token_ids,
+            positions=positions,
+            position_delta=delta,
+            items=tuple(items),
+            spans=spans,
+            adapter=self.processor.adapter(items),
+        )

@@ -7,7 +7,7 @@ out  {"role": "user", "content": [{"type": "image"},                            
 ```
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sightline.errors import PromptError
@@ -28,6 +28,7 @@ class MediaSource(NamedTuple):
 
 _OPTIONS: dict[MediaKind, tuple[str, ...]] = {"image": SIZES, "video": (*SIZES, *SAMPLING)}
 _MEDIA_PARTS: dict[str, MediaKind] = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
+_AUDIO_PARTS = ("audio", "audio_url", "input_audio")
 
 
 def normalise_messages(
@@ -57,6 +58,23 @@ def normalise_messages(
         content = _content(message, where, placeholders, media)
         normalised.append({"role": role, "content": content, **others})
     return normalised, media
+
+
+def with_text_content(messages: list[dict[str, Any]], written: Callable[[MediaKind, int], str | None]) -> list[dict[str, Any]]:
+    """Normalised messages for a template that takes the content of each as text: `written` says what stands for the n-th medium
+    of a kind, from 1 through all messages. Where it says None, templates take parts, and nothing is changed."""
+    counts: dict[MediaKind, int] = {"image": 0, "video": 0}
+
+    def text_of(part: Mapping[str, Any]) -> str:
+        if part["type"] == "text":
+            return str(part["text"])
+        counts[part["type"]] += 1
+        return written(part["type"], counts[part["type"]]) or ""
+
+    if written("image", 1) is None:
+        return messages
+    joined = ("".join(map(text_of, m["content"])) if isinstance(m["content"], list) else m["content"] for m in messages)
+    return [{**message, "content": content} for message, content in zip(messages, joined, strict=True)]
 
 
 def refuse_placeholders(value: Any, where: str, placeholders: Collection[str]) -> None:
@@ -96,6 +114,8 @@ def _part(part: Any, where: str, placeholders: Collection[str], media: list[Medi
             raise PromptError(f"{where} has type 'text' but no string in 'text'.")
         refuse_placeholders(text, f"{where}.text", placeholders)
         return {"type": "text", "text": text}
+    if form in _AUDIO_PARTS:
+        raise PromptError(f"{where} has type {form!r}, and audio is not supported.")
     if not isinstance(form, str) or form not in _MEDIA_PARTS:
         raise PromptError(f"{where} has type {form!r}; it must be one of text, file, {', '.join(_MEDIA_PARTS)}.")
     kind = _MEDIA_PARTS[form]

@@ -2,6 +2,7 @@
 
 import torch
 
+from sightline.models.adapters import AdapterGates
 from sightline.models.inputs import ForwardBatch, LogitsIndices
 from sightline.ops.sequences import PagedSequences, StateIndices
 from sightline.ops.transfer import send
@@ -15,8 +16,10 @@ def to_device(
     embeddings: torch.Tensor,
     workspace: Workspace | None = None,
     has_states: bool = False,
+    adapters: AdapterGates | None = None,
 ) -> ForwardBatch:
-    """`embeddings` is the arena, [slots, width]; `workspace` is where keys are gathered; `has_states`: a layer keeps states."""
+    """`embeddings` is the arena, [slots, width]; `workspace` is where keys are gathered; `has_states`: a layer keeps states;
+    `adapters`: the model's, if it has any."""
     contexts = batch.logits_context
     return ForwardBatch(
         token_ids=send(batch.token_ids, device),
@@ -40,7 +43,15 @@ def to_device(
             context_lengths_host=tuple(contexts.tolist()),
         ),
         states=StateIndices(send(batch.state_slots, device), send(batch.fresh, device)) if has_states else None,
+        adapter_gates=_gates(batch, device, adapters),
     )
+
+
+def _gates(batch: PackedBatch, device: torch.device, adapters: AdapterGates | None) -> torch.Tensor | None:
+    if batch.adapter_index is None:
+        return None
+    assert adapters is not None, "a token has an adapter, and the model has none"
+    return adapters.of(send(batch.adapter_index, device))
 
 
 def known_tokens(token_ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:

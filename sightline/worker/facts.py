@@ -16,3 +16,4 @@ class WorkerFacts:
     gpu_decoder: str  # the library that decodes images on the GPU; empty: none does
     gpu_kinds: tuple[str, ...]  # of files that it decodes
     tower_digest: str = ""  # of its weights, where another server encodes
+    long_rope_from: int | None = None  # tokens: longer sequences take the second part of the rotary tables (LongRopeSpec)

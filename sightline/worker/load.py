@@ -77,4 +77,5 @@ def facts_of(worker: Worker, memory: MemoryPlan) -> WorkerFacts:
         gpu_decoder=worker.gpu_decoder.name if worker.gpu_decoder is not None else "",
         gpu_kinds=worker.gpu_decoder.kinds if worker.gpu_decoder is not None else (),
         tower_digest=model.tower_digest,
+        long_rope_from=model.spec.text.long_rope_from,
     )

@@ -111,6 +111,7 @@ def _language_batch(
             context_lengths_host=(longest,) * len(lengths),
         ),
         states=StateIndices(zeros(len(lengths)), zeros(len(lengths), dtype=torch.bool)),
+        adapter_gates=None if model.text.adapter_gates is None else model.text.adapter_gates.of(zeros(tokens)),
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.config import EngineConfig
+from sightline.models.adapters import AdapterGates
 from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
 from sightline.models.model import VisionLanguageModel
 from sightline.ops.capture import Capture, Replay
@@ -43,7 +44,7 @@ MIXED_TOKENS = (*_SMALL_TOKENS, *range(1152, 2305, 128))
 MIXED_SEQUENCES = (8, 64)
 _KEY_PROGRAMS = 1024  # that keys of uneven sequences are shared out to, at least
 _KEYS_OF_A_PART = 128  # or a multiple of it
-_LIST, _LOGITS, _STATES = "split_kv.", "logits_indices.", "states."
+_LIST, _LOGITS, _STATES, _ADAPTERS = "split_kv.", "logits_indices.", "states.", "adapter_index"
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,12 @@ class StepGraphs:
 
     def _captured(self, bucket: StepBucket) -> "tuple[_Inputs, Replay, torch.Tensor]":
         if bucket not in self._graphs:
-            inputs = _Inputs(bucket, self._device, self._kv_heads, self._scratch_state)
+            adapters = self._model.text.adapter_gates
+            inputs = _Inputs(bucket, self._device, self._kv_heads, self._scratch_state, adapters)
             static = self._static_batch(bucket, inputs)
 
             def compute(caches: Sequence[LayerCache]) -> torch.Tensor:
-                batch = replace(static, token_ids=known_tokens(static.token_ids, self.sampled))
+                batch = replace(static, token_ids=known_tokens(static.token_ids, self.sampled), adapter_gates=inputs.gates())
                 logits: torch.Tensor = self._model(batch, caches)
                 return logits
 
@@ -172,8 +174,15 @@ class StepGraphs:
 class _Inputs:
     """The integers that a bucket's graph reads, side by side in one buffer, so that one copy brings them all."""
 
-    def __init__(self, bucket: StepBucket, device: torch.device, kv_heads: int, scratch_state: int | None) -> None:
-        self._bucket, self._scratch_state = bucket, scratch_state
+    def __init__(
+        self,
+        bucket: StepBucket,
+        device: torch.device,
+        kv_heads: int,
+        scratch_state: int | None,
+        adapters: AdapterGates | None = None,
+    ) -> None:
+        self._bucket, self._scratch_state, self._adapters = bucket, scratch_state, adapters
         tokens, sequences = bucket.tokens, bucket.sequences
         self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "token_ids": (torch.int64, (tokens,)),
@@ -188,6 +197,8 @@ class _Inputs:
         }
         if scratch_state is not None:
             self._fields |= {f"{_STATES}slots": (torch.int64, (sequences,)), f"{_STATES}fresh": (torch.bool, (sequences,))}
+        if adapters is not None:
+            self._fields[_ADAPTERS] = (torch.int64, (tokens,))
         self._items = sequences + -(-_KEY_PROGRAMS // kv_heads)
         if bucket.uneven:
             lists = {"sequence": self._items, "part": self._items, "first": sequences + 1, "size": 1}
@@ -203,6 +214,7 @@ class _Inputs:
     def on_device(self, page_table: torch.Tensor, lengths: tuple[int, ...], longest: int) -> dict[str, Any]:
         """Fields of a ForwardBatch. New tokens of each sequence and the longest context bound what will be in the buffer."""
         views: dict[str, Any] = dict(self._views(self._buffer))
+        views.pop(_ADAPTERS, None)
         if self._bucket.decoding:
             views["embedding_index"] = None
         contexts = (longest,) * self._bucket.sequences
@@ -218,6 +230,10 @@ class _Inputs:
             views["states"] = StateIndices(**_taken_out(views, _STATES))
         return views
 
+    def gates(self) -> torch.Tensor | None:
+        """Of the adapters in the buffer; computed in the graph, once for all layers."""
+        return None if self._adapters is None else self._adapters.of(dict(self._views(self._buffer))[_ADAPTERS])
+
     def _views(self, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         start = 0
         for name, (dtype, shape) in self._fields.items():
@@ -231,6 +247,9 @@ class _Inputs:
         tokens, sequences = len(batch.token_ids), len(batch.query_lengths_host)
         for name, beyond in (("token_ids", 0), ("slots", 0), ("embedding_index", -1)):
             host[name][:tokens], host[name][tokens:] = getattr(batch, name), beyond
+        if self._adapters is not None:
+            host[_ADAPTERS][:tokens] = -1 if batch.adapter_index is None else batch.adapter_index
+            host[_ADAPTERS][tokens:] = -1
         host["positions"][:, :tokens], host["positions"][:, tokens:] = batch.positions, 0
         host["context_lengths"][:sequences], host["context_lengths"][sequences:] = batch.context_lengths, 0
         count = len(batch.logits_index)

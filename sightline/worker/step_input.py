@@ -79,6 +79,7 @@ class PackedBatch:
     logits_index: NDArray[np.int64]  # [logits]: tokens whose logits are wanted, ascending
     logits_sequence: NDArray[np.int64]  # [logits]: of which sequence
     state_slots: NDArray[np.int64]  # [sequences]: where the state of each is, in layers that keep one
+    adapter_index: NDArray[np.int64] | None = None  # [tokens]: adapter of each token, -1 for none; None: no token has one
 
     @property
     def fresh(self) -> NDArray[np.bool_]:

@@ -97,7 +97,8 @@ class Worker:
         self._copy_pages(step.copy_pages)
         logits = self.step_graphs.run(step.batch) if self.step_graphs is not None else None
         if logits is None:
-            batch = to_device(step.batch, self.device, self.arena.rows, self.workspaces.gathered, self._has_states)
+            kept = self.workspaces.gathered, self._has_states, self.model.text.adapter_gates
+            batch = to_device(step.batch, self.device, self.arena.rows, *kept)
             batch = replace(batch, token_ids=known_tokens(batch.token_ids, self._sampled))
             logits = self.model(batch, self.caches)
         self._copy_states(step.save_states)

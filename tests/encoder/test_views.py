@@ -19,7 +19,7 @@ from sightline.encoder import patches, tiles
 from sightline.encoder.decoding.pixels import is_shrunk, result_shape
 from sightline.encoder.embeddings import arrange_embeddings, split_views
 from sightline.encoder.gpu_decode import GpuDecoder
-from sightline.encoder.tiles import cut_tiles
+from sightline.encoder.tiles import canvases, cut_tiles
 from sightline.media.item import item_of
 from sightline.media.source import load_image, load_video
 from sightline.ops.pixels import patchify
@@ -64,17 +64,46 @@ def cut(images: torch.Tensor, compact: bool) -> torch.Tensor:
 def test_tiles_are_pillows(view: View) -> None:
     """Red if a picture is resized to another size, laid elsewhere, on another colour, or its tiles are in another order."""
     frame = np.asarray(made_picture("RGB", 75, 105))
-    found = cut_tiles(torch.from_numpy(frame.copy())[None], view, SPEC.mean)
-    assert torch.equal(found[0], stacked(slow_tiles(frame, view)))
+    (canvas,) = canvases(torch.from_numpy(frame.copy())[None], [view], SPEC.mean)
+    assert torch.equal(cut_tiles(canvas, view)[0], stacked(slow_tiles(frame, view)))
 
 
-SQUARED = View(resized=(75, 105), canvas=(105, 105), tile=(105, 105), resample="bilinear", colour="black")
-WINDOWS = View(resized=(80, 50), canvas=(80, 80), tile=(40, 40), resample="bilinear", colour="black", of=SQUARED)
+PART = View(resized=(100, 140), canvas=(42, 56), tile=(42, 28), offset=(-20, -70), resample="bilinear")
+BESIDE = replace(PART, offset=(10, -100), colour=(255, 250, 0))  # above and right of it is nothing
+
+
+@pytest.mark.parametrize("view", [PART, BESIDE])
+def test_a_view_may_be_of_a_part_of_the_picture(view: View) -> None:
+    """Red if a part is taken elsewhere, by another filter, or what is beside the picture has another colour."""
+    frame = np.asarray(made_picture("RGB", 75, 105))
+    whole = Image.fromarray(frame).resize((140, 100), Image.Resampling.BILINEAR)
+    expected = Image.new("RGB", (56, 42), view.colour or COLOUR)
+    expected.paste(whole, (view.offset[1], view.offset[0]))
+    (_, canvas) = canvases(torch.from_numpy(frame.copy())[None], [replace(view, offset=(0, 0)), view], SPEC.mean)
+    assert torch.equal(canvas[0], torch.from_numpy(np.asarray(expected).copy()))
+
+
+def test_a_reduced_view_is_what_torch_interpolates() -> None:
+    """Red if the canvas is cut before it is reduced, rounded on the way, or patches change places."""
+    spec = replace(SPEC, merge_size=1, temporal_patch_size=1)
+    view = View((100, 140), (112, 140), (56, 28), resample="bilinear", colour=(255, 255, 255), reduced=(56, 28))
+    item = replace(picture_item(SMALL), views=(view,), grids=((1, 4, 2),))
+    canvas = Image.new("RGB", (140, 112), (255, 255, 255))
+    canvas.paste(Image.fromarray(decoded(item)[0]).resize((140, 100), Image.Resampling.BILINEAR), (0, 0))
+    pixels = (torch.from_numpy(np.asarray(canvas).copy()) / 255 - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_STD)
+    small = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None], (56, 28), mode="bicubic")[0]
+    expected = [small[:, y : y + 14, x : x + 14].flatten() for y in range(0, 56, 14) for x in (0, 14)]
+    torch.testing.assert_close(make_patches(item, spec, CPU, torch.float32), torch.stack(expected), atol=1e-5, rtol=0)
+
+
+BLACK = (0, 0, 0)
+SQUARED = View(resized=(75, 105), canvas=(105, 105), tile=(105, 105), resample="bilinear", colour=BLACK)
+WINDOWS = View(resized=(80, 50), canvas=(80, 80), tile=(40, 40), resample="bilinear", colour=BLACK, of=SQUARED)
 OF_VIEWS = [
     View.whole((56, 84), "bilinear", SQUARED),
     View.whole((56, 56), "bilinear", WINDOWS),
     View(resized=(30, 40), canvas=(56, 56), tile=(28, 28), offset=(20, 3), of=WINDOWS),  # tiles of tiles
-    View(resized=(75, 105), canvas=(112, 112), tile=(56, 56), resample="bilinear", colour="black"),
+    View(resized=(75, 105), canvas=(112, 112), tile=(56, 56), resample="bilinear", colour=BLACK),
 ]
 
 
@@ -83,7 +112,7 @@ def slow_steps(picture: Image.Image, view: View) -> list[Image.Image]:
     (height, width), (top, left), (high, wide) = view.resized, view.offset, view.tile
     found = []
     for one in [picture] if view.of is None else slow_steps(picture, view.of):
-        canvas = Image.new("RGB", view.canvas[::-1], COLOUR if view.colour == "mean" else 0)
+        canvas = Image.new("RGB", view.canvas[::-1], view.colour or COLOUR)
         canvas.paste(one.resize((width, height), Image.Resampling[view.resample.upper()]), (left, top))
         corners = [(x, y) for y in range(0, view.canvas[0], high) for x in range(0, view.canvas[1], wide)]
         found += [canvas.crop((x, y, x + wide, y + high)) for x, y in corners]
@@ -95,7 +124,8 @@ def test_views_of_views_are_pillows(view: View) -> None:
     """Of two pictures at once. Red if a step is left out, its filter or its colour is another's, or tiles of the two pictures
     mix."""
     pictures = [made_picture("RGB", 75, 105), made_picture("RGB", 75, 105).transpose(Image.Transpose.ROTATE_180)]
-    found = cut_tiles(stacked(pictures), view, SPEC.mean)
+    (canvas,) = canvases(stacked(pictures), [view], SPEC.mean)
+    found = cut_tiles(canvas, view).flatten(0, 1).unflatten(0, (2, -1))
     for own, picture in zip(found, pictures, strict=True):
         assert len(own) == view.tiles
         assert torch.equal(own, stacked(slow_steps(picture, view)))

@@ -39,6 +39,8 @@ REAL = {
     "Qwen3-VL-30B-A3B-Instruct": (31_070_754_032, 882),
     "Qwen3-VL-30B-A3B-Thinking": (31_070_754_032, 882),
     "Qwen3-VL-235B-A22B-Thinking": (235_670_022_896, 1388),
+    # Without audio and what is behind the tower's last features; the language model alone has Phi-4-mini's 3,836,021,760.
+    "Phi-4-multimodal-instruct": (4_616_190_368, 875),
     "GLM-4.5V": (107_710_933_120, 18106),
     "GLM-4.6V": (107_710_933_120, 18106),
     "Step3-VL-10B": (10_171_750_144, 1066),  # of a config put together from public code; the real file's count is not known
@@ -95,6 +97,7 @@ def test_other_models_are_refused_by_name(name: str, word: str) -> None:
         ("glm-4.5v", "108b-a12b", "GLM-4.5V"),
         ("glm-4.6v", "108b-a12b", "GLM-4.6V"),
         ("step3-vl", "10b", "Step3-VL-10B"),
+        ("phi4-multimodal", "5.6b", "Phi-4-multimodal-instruct"),
     ],
 )
 def test_new_models_have_the_real_specs(tmp_path: Path, family: str, size: str, real: str) -> None:

@@ -38,7 +38,7 @@ def with_bytes(item: MediaItem, data: bytes) -> MediaItem:
 def test_a_request_arrives_as_it_was_sent() -> None:
     """Every field of it: red when one is left out of the header or frames change places."""
     items = (with_bytes(image_item(2, 3), b"one"), with_bytes(video_item(2, 2, 2, 4.0), b"two"), image_item(1, 1, b"named"))
-    whole = View((28, 60), (60, 60), (60, 60), resample="bilinear", colour="black")
+    whole = View((28, 60), (60, 60), (60, 60), resample="bilinear", colour=(0, 0, 0))
     tiles = View(resized=(28, 50), canvas=(28, 56), tile=(28, 28), offset=(0, 3), of=whole)
     items = (*items[:2], replace(items[2], views=(*items[2].views, tiles), grids=(*items[2].grids, (2, 2, 2))))
     assert items[2].patches == 4 + 8

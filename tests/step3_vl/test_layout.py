@@ -18,7 +18,7 @@ from assets import asset
 from parity.conversations import picture
 from sightline.config import MediaConfig
 from sightline.encoder.decoding.pixels import is_shrunk, result_shape
-from sightline.encoder.tiles import cut_tiles
+from sightline.encoder.tiles import canvases, cut_tiles
 from sightline.errors import ConfigError, MediaError
 from sightline.media.item import item_of
 from sightline.models.create import create_checkpoint
@@ -100,7 +100,8 @@ def test_windows_of_any_size(processor: StepProcessor, width: int, height: int) 
 def slow_views(found: MediaItem, image: Image.Image, processor: StepProcessor) -> torch.Tensor:
     """Tiles of all views as the package cuts them, of equal sizes or not, flat."""
     frames = torch.from_numpy(np.asarray(image).copy())[None]
-    return torch.cat([cut_tiles(frames, view, processor.image.mean).flatten() for view in found.views])
+    made = zip(canvases(frames, found.views, processor.image.mean), found.views, strict=True)
+    return torch.cat([cut_tiles(canvas, view).flatten() for canvas, view in made])
 
 
 @pytest.mark.parametrize(

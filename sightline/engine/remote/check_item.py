@@ -19,9 +19,9 @@ def check_item(item: MediaItem, processor: ProcessorSpec) -> None:
     if not item.views or len(item.views) != len(item.grids):
         raise MediaError(f"{subject} has {len(item.views)} views and {len(item.grids)} grids.")
     groups = _check_frames(subject, item, spec)
-    for view, grid in zip(item.views, item.grids, strict=True):
-        _check_view(subject, view, grid, groups, spec)
     most = processor.most_patches_per_item()
+    for view, grid in zip(item.views, item.grids, strict=True):
+        _check_view(subject, view, grid, groups, spec, most * spec.patch_size**2)
     if item.patches > most:
         raise MediaError(f"{subject} has {item.patches} patches, more than the {most} that an item may have.")
     arranged = processor.arrange(item)
@@ -45,31 +45,32 @@ def _check_frames(subject: str, item: MediaItem, spec: PatchSpec) -> int:
     return len(indices) // spec.temporal_patch_size
 
 
-def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec) -> None:
-    _check_fit(subject, view, spec.patch_size * spec.merge_size)
-    expected = (view.tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
-    if grid != expected:
-        raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")
-
-
-def _check_fit(subject: str, view: View, factor: int) -> None:
-    """`factor`: what sides of tiles are multiples of. Canvases that other views are made of have no patches to be counted."""
+def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSpec, most_pixels: int) -> None:
     chain = [view]
     while chain[-1].of is not None and len(chain) <= _MOST_VIEWS:
         chain.append(chain[-1].of)
     if len(chain) > _MOST_VIEWS:
         raise MediaError(f"{subject} has a view that is made of more than {_MOST_VIEWS - 1} others.")
-    for one in chain:
-        inside = all(
-            offset >= 0 and offset + size <= whole
-            for offset, size, whole in zip(one.offset, one.resized, one.canvas, strict=True)
-        )
-        step = factor if one is view else 1
-        fits = min(*one.resized, *one.canvas, *one.tile) > 0 and not any(
-            whole % tile or tile % step for whole, tile in zip(one.canvas, one.tile, strict=True)
-        )
-        if not (inside and fits):
-            raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
-    for one in chain[1:]:
-        if math.prod(one.tile) * one.tiles > MOST_CANVAS_PIXELS:
+    whole_frame = view.reduced is None or (view.reduced == view.tile and groups == 1 and spec.merge_size == 1)
+    fits = _fits(view, spec.patch_size * spec.merge_size, most_pixels) and all(
+        _fits(one, 1, math.inf) and one.reduced is None for one in chain[1:]
+    )
+    if not (fits and whole_frame):
+        raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
+    for one in chain[1:]:  # canvases that other views are made of have no patches to be counted
+        if max(math.prod(one.canvas), math.prod(one.resized)) * (one.of.tiles if one.of else 1) > MOST_CANVAS_PIXELS:
             raise MediaError(f"{subject} has a view that is made of one of more than {MOST_CANVAS_PIXELS:,} pixels.")
+    expected = (view.tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
+    if grid != expected:
+        raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")
+
+
+def _fits(view: View, factor: int, most_pixels: float) -> bool:
+    """Whether some of the picture is on the canvas and tiles fill it. `factor`: what sides of tiles are multiples of."""
+    if min(*view.resized, *view.canvas, *view.tile, *view.shown) <= 0:
+        return False
+    seen = all(-size < offset < whole for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True))
+    bounded = max(math.prod(view.resized), math.prod(view.canvas)) <= most_pixels
+    coloured = view.colour is None or all(0 <= value <= 255 for value in view.colour)
+    tiled = not any(whole % tile or tile % factor for whole, tile in zip(view.shown, view.tile, strict=True))
+    return seen and bounded and coloured and tiled

@@ -4,12 +4,12 @@ Each helper puts the parameters of one layer into a table: `ours` is how our nam
 decoder whose layers are of several kinds is a list of calls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from sightline.models.weight_table import WeightTable
 from sightline.models.weights.expressions import Cast, Concat, Stack, Stored, Weight, part_of_groups, transpose
-from sightline.spec import AttentionSpec, ExpertLayout, ExpertsSpec, GatedMLPSpec, TextSpec
+from sightline.spec import AdapterSpec, AttentionSpec, ExpertLayout, ExpertsSpec, GatedMLPSpec, TextSpec
 
 
 def linear(table: WeightTable, ours: str, theirs: str, rows: int, columns: int, bias: bool) -> None:
@@ -23,6 +23,16 @@ def merged_linear(table: WeightTable, ours: str, theirs: tuple[tuple[str, int], 
     table[f"{ours}.weight"] = Concat(0, tuple(Stored(f"{name}.weight", (rows, columns)) for name, rows in theirs))
     if bias:
         table[f"{ours}.bias"] = Concat(0, tuple(Stored(f"{name}.bias", (rows,)) for name, rows in theirs))
+
+
+def adapted_linear(
+    table: WeightTable, ours: str, theirs: str, rows: int, columns: int, adapters: Sequence[AdapterSpec]
+) -> None:
+    """A linear layer without bias, and the low-rank pairs of its adapters, by the names that the peft library gives them."""
+    table[f"{ours}.weight"] = Stored(f"{theirs}.base_layer.weight", (rows, columns))
+    downs = tuple(Stored(f"{theirs}.lora_A.{adapter.name}.weight", (adapter.rank, columns)) for adapter in adapters)
+    ups = tuple(Stored(f"{theirs}.lora_B.{adapter.name}.weight", (rows, adapter.rank)) for adapter in adapters)
+    table[f"{ours}.low_rank.down"], table[f"{ours}.low_rank.up"] = Concat(0, downs), Concat(1, ups)
 
 
 def norm(table: WeightTable, ours: str, theirs: str, size: int, bias: bool, zero_centred: bool = False) -> None:

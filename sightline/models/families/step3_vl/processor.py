@@ -38,6 +38,7 @@ from sightline.types import (
 )
 
 PAD = "<im_patch>"
+BLACK = (0, 0, 0)  # of canvases
 _BILINEAR = 2  # Pillow's number
 _LINE = 32, 4  # a picture narrower than this many pixels and this much longer than wide is padded to a square
 _ELONGATED = 1.5  # pictures that fit into the whole view have windows if they are longer than this
@@ -73,7 +74,7 @@ class StepProcessor(ProcessorSpec):
                 raise MediaError(
                     f"A picture of {width}x{height} pixels is too narrow: such lines may have {most} pixels at most."
                 )
-            padded = View((height, width), (longer, longer), (longer, longer), (0, 0), "bilinear", "black")
+            padded = View((height, width), (longer, longer), (longer, longer), (0, 0), "bilinear", BLACK)
             height = width = longer
         size = self._scaled(height, width)
         if min(size) == 0 or max(size) > _LONGEST_LINE * min(size):
@@ -100,7 +101,7 @@ class StepProcessor(ProcessorSpec):
             return None
         resized = _whole_windows(height, side), _whole_windows(width, side)
         canvas = max(resized[0], side), max(resized[1], side)
-        windows = View(resized, canvas, (side, side), (0, 0), "bilinear", "black", picture)
+        windows = View(resized, canvas, (side, side), (0, 0), "bilinear", BLACK, picture)
         return windows if side == self.window else View.whole((self.window, self.window), "bilinear", windows)
 
     def _window_side(self, height: int, width: int) -> int:
