@@ -165,7 +165,7 @@ class PatchTowerSpec(VisionSpec):
 class LongRopeSpec:
     """Frequencies of two regimes: those of sequences as long as the model was first trained on, and of longer ones.
 
-    A sequence has one of them from its first token to its last. docs/models.md says how it is chosen.
+    All tokens of a sequence have the same: one that grows longer is computed anew (schedule/long_rope.py).
     """
 
     short_factors: tuple[float, ...]  # [rotary_dim / 2]: each frequency is divided by its factor

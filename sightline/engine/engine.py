@@ -77,6 +77,7 @@ class Engine:
         self.max_model_len, self.default_seed = max_model_len, default_seed
         on_gpu = executor.facts.device.startswith("cuda")
         self.schedule = make_schedule(config, executor.facts.memory, on_gpu)
+        self.schedule.long_from = executor.facts.long_rope_from
         self.counts = Counts()
         self.encoder = Encoder(executor, decoder, self.schedule.embeddings, self.counts)
         self.schedule.pixels_pending = self.encoder.pixels_pending
@@ -105,8 +106,11 @@ class Engine:
         clock = StageClock(submission.seconds)
         request_id = next(self._numbers)
         max_tokens = longest_answer(request, sampling.max_tokens, self.max_model_len)
-        request, is_long = in_its_rope_regime(request, max_tokens, self.executor.facts.long_rope_from)
+        long_from = self.schedule.long_from
+        request, is_long = in_its_rope_regime(request, long_from)
         root = self._root_key(request_id, submission.cache_salt, request.adapter, is_long)
+        may_grow_long = long_from is not None and not is_long
+        long_root = self._root_key(request_id, submission.cache_salt, request.adapter, True) if may_grow_long else None
         answers: list[SequenceOutput] = []
         for index in range(sampling.n):
             sequence = Sequence(
@@ -120,6 +124,7 @@ class Engine:
                 page_size=self.config.page_size,
                 leader=answers[0].sequence if answers else None,
                 answer_returns=submission.answer_returns,
+                long_root=long_root,
             )
             # Without a seed of its own a request has one by its number: a whole run is repeatable.
             numbers = UniformNumbers(sampling.seed, self.default_seed + request_id, index)
@@ -213,7 +218,10 @@ class Engine:
         """As many as the answer has room for; none where the host must see each token first."""
         if not sequence.decoding or sequence.in_flight or self._answers[sequence.id].grammar is not None:
             return ()
-        return drafter(sequence)[: sequence.max_tokens - len(sequence.output) - 1]
+        room = sequence.max_tokens - len(sequence.output) - 1
+        if sequence.long_root is not None and self.schedule.long_from is not None:
+            room = min(room, self.schedule.long_from - len(sequence))  # no guess has frequencies of its own
+        return drafter(sequence)[: max(0, room)]
 
     def _is_computable(self, step: Step) -> bool:
         """Not if an image that it was to read could not be encoded: then the next plan is made without it."""

@@ -27,7 +27,7 @@ def _table(rope: TextRopeSpec, max_position: int, device: torch.device) -> Rotar
 
         0                 original_length                       original_length + max_position
         |── short factors ──|──────────── long factors ────────────|
-                            position 0 of a sequence that is long: the host moves its positions (Request.moved)
+                            position 0 of a sequence that is long: the host moves its positions (schedule/long_rope.py)
 
     Where no sequence can be longer than original_length there is the first part alone.
     """

@@ -17,13 +17,13 @@ def longest_answer(request: Request, max_tokens: int, max_model_len: int) -> int
     return max(1, min(max_tokens, max_model_len - used))
 
 
-def in_its_rope_regime(request: Request, max_tokens: int, long_from: int | None) -> tuple[Request, bool]:
-    """(the request with the positions that it has in the rotary tables, whether it is long).
+def in_its_rope_regime(request: Request, long_from: int | None) -> tuple[Request, bool]:
+    """(the request with the positions that it has in the rotary tables, whether its prompt is long).
 
-    A request that may become longer than `long_from` tokens takes the frequencies of long sequences from its first token on, so
-    that no key in its pages has to be turned again (models/rotary_tables.py). The last token of an answer is never computed.
+    A prompt of more than `long_from` tokens takes the frequencies of long sequences, which stand behind the others in the
+    tables (models/rotary_tables.py). One that grows longer with its answer changes to them: schedule/long_rope.py.
     """
-    if long_from is None or len(request) + request.position_delta + max_tokens - 1 <= long_from:
+    if long_from is None or len(request) <= long_from:
         return request, False
     return request.moved(long_from), True
 

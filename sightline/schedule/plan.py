@@ -16,6 +16,7 @@ either the highest-ranked sequence moves or all others do.
 
 from dataclasses import dataclass, field
 
+from sightline.schedule.long_rope import become_long, grows_long
 from sightline.schedule.pace import backlog
 from sightline.schedule.prefix import cached_tokens, keep_unfinished_page, known_beginning, known_prefix
 from sightline.schedule.snapshots import forget, plan_snapshots, until_snapshot
@@ -40,9 +41,11 @@ class _Plan:
 def plan_step(schedule: Schedule) -> Step:
     """The next step. Pages and rows it needs are reserved; `advance` must follow before the next plan.
 
-    It is empty when the only work is to read what is in flight, or to wait for pixels or for what the side stream encodes.
+    It is empty when the only work is to read what is in flight, or to wait for pixels or for what the side stream encodes; or
+    when all who run have just grown long.
     """
     schedule.step += 1
+    lengthened = schedule.long_from is not None and lengthen(schedule, schedule.long_from)
     decoding: list[Sequence] = []
     filling: list[Sequence] = []
     for sequence in schedule.running:
@@ -59,7 +62,7 @@ def plan_step(schedule: Schedule) -> Step:
     _start_waiting(schedule, plan)
     _encode_ahead(schedule, plan)
     reading = any(sequence.in_flight for sequence in (*schedule.running, *schedule.waiting))
-    idle = reading or plan.awaits_pixels or bool(schedule.encoding) or not schedule.has_work
+    idle = reading or lengthened or plan.awaits_pixels or bool(schedule.encoding) or not schedule.has_work
     assert plan.chunks or idle, "a step with work must compute something"
     prompts = most_of_prompts - plan.prompt_tokens_left
     return Step(schedule.step, tuple(plan.chunks), tuple(plan.encodes), plan.awaits_pixels, plan.decoding, prompts)
@@ -257,6 +260,17 @@ def _stalled(schedule: Schedule, plan: _Plan, sequence: Sequence, holding_rows: 
         if other is not sequence and other.id not in plan.planned and holds and _awaits_pixels(schedule, other):
             return other
     return None
+
+
+def lengthen(schedule: Schedule, long_from: int) -> bool:
+    """Sequences that are about to become longer than `long_from` tokens get the frequencies of long ones (long_rope.py), and
+    start again with the next step, when their tokens in flight are known. Whether there were any."""
+    growing = [one for one in (*schedule.running, *schedule.waiting) if grows_long(one, long_from)]
+    for sequence in growing:
+        if sequence.status is Status.RUNNING:
+            preempt(schedule, sequence)
+        become_long(sequence, long_from)
+    return bool(growing)
 
 
 def preempt(schedule: Schedule, sequence: Sequence) -> None:

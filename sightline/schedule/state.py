@@ -56,6 +56,7 @@ class Sequence:
     page_size: int
     leader: "Sequence | None" = None
     answer_returns: bool = False  # the answer is likely to come back as a part of a prompt, as in a tool loop
+    long_root: bytes | None = None  # its root once it is longer than Schedule.long_from; None: it is already, or there is none
 
     status: Status = Status.WAITING
     slot: int = -1  # while it runs: where workers keep what they remember of it
@@ -223,6 +224,7 @@ class Schedule:
     pixels_pending: Callable[[MediaItem], bool] = lambda item: False  # whether an encode would have to wait for pixels
     pace: "Pace | None" = None  # limits what goes beside those who decode; None: the limits alone do
     states: "StateSlotPool | None" = None  # for models with layers that keep a state per sequence
+    long_from: int | None = None  # tokens: sequences of more have other rotary frequencies (long_rope.py)
     step: int = 0
     preemptions: int = 0
     changes: int = 0  # how often the queue has changed: what will be needed soon may be something else now

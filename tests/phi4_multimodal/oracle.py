@@ -119,8 +119,12 @@ class Phi4Oracle:
         return logits
 
     @torch.inference_mode()
-    def greedy(self, request: Request, images: "list[Pixels]", count: int) -> list[int]:
-        """generate() with all that its processor gives."""
+    def greedy(self, request: Request, images: "list[Pixels]", count: int, cached: bool = True) -> list[int]:
+        """generate() with all that its processor gives. Not `cached`: every token from a forward pass over the whole sequence.
+
+        Where a sequence passes the original length, 5.17 keeps the keys in its cache although the frequencies are others: it
+        looks for the whole prompt where it has the newest token alone. What its forward pass says of the whole is the truth.
+        """
         ids = torch.from_numpy(request.token_ids).long()[None]
         own: dict[str, Any] = {}
         if images:
@@ -131,7 +135,13 @@ class Phi4Oracle:
                 "image_attention_mask": torch.stack([_padded(image.mask, most, 1) for image in images]),
             }
         out = self.model.generate(
-            input_ids=ids, **own, do_sample=False, min_new_tokens=count, max_new_tokens=count, eos_token_id=-1
+            input_ids=ids,
+            **own,
+            do_sample=False,
+            min_new_tokens=count,
+            max_new_tokens=count,
+            eos_token_id=-1,
+            use_cache=cached,
         )
         return list(out[0, ids.shape[1] :].tolist())
 

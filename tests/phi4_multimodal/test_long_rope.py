@@ -1,8 +1,10 @@
-"""Rotary frequencies by length: requests that may become longer than the original length have those of long sequences."""
+"""Rotary frequencies by length: sequences of more tokens than the original length have those of long ones, from their first."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from phi4_multimodal.oracle import oracle
 from phi4_multimodal.test_parity import GREEDY_TOKENS, pixels
 from sightline.models.rotary_tables import RotaryTables
 from sightline.prompt.context_length import in_its_rope_regime
+from sightline.schedule.state import Sequence
 from sightline.types import Request
 
 ORIGINAL = 1024  # tokens, of the tiny checkpoint
@@ -32,31 +35,21 @@ def request_of(ours: Subject, tokens: int, with_image: bool = False) -> Request:
     return request
 
 
-def test_which_requests_are_long() -> None:
-    """The last token of an answer is never computed, so it does not count."""
-    import numpy as np
-
+def test_which_prompts_are_long() -> None:
     request = Request(np.zeros(1000, np.int32), np.arange(3000, dtype=np.int32).reshape(3, 1000), 0, (), ())
-    assert in_its_rope_regime(request, 25, ORIGINAL) == (request, False)
-    assert in_its_rope_regime(request, 9999, None) == (request, False)
-    moved, is_long = in_its_rope_regime(request, 26, ORIGINAL)
-    assert is_long and (moved.positions == request.positions + ORIGINAL).all() and moved.position_delta == ORIGINAL
+    for limit in (1000, ORIGINAL, None):
+        assert in_its_rope_regime(request, limit) == (request, False)
+    moved, is_long = in_its_rope_regime(request, 999)
+    assert is_long and (moved.positions == request.positions + 999).all() and moved.position_delta == 999
     assert moved.positions.dtype == np.int32
 
 
-def test_short_sequences_that_end_at_the_limit(phi4: Path) -> None:
-    ours = subject(phi4)
-    request, is_long = in_its_rope_regime(request_of(ours, ORIGINAL + 1 - GREEDY_TOKENS), GREEDY_TOKENS, ORIGINAL)
-    assert not is_long
-    assert ours.greedy(request, GREEDY_TOKENS) == oracle(phi4, False).greedy(request, [], GREEDY_TOKENS)
-
-
 @pytest.mark.parametrize("with_image", [False, True])
-def test_long_sequences(phi4: Path, with_image: bool) -> None:
+def test_long_prompts(phi4: Path, with_image: bool) -> None:
     """Red if the factors, the scale of cosines, or where the second part of the table begins differ."""
     ours = subject(phi4)
     plain = request_of(ours, ORIGINAL + 9, with_image)
-    request, is_long = in_its_rope_regime(plain, GREEDY_TOKENS, ORIGINAL)
+    request, is_long = in_its_rope_regime(plain, ORIGINAL)
     assert is_long
     reference, images = oracle(phi4, with_image), pixels(request)
     torch.testing.assert_close(ours.logits(request), reference.logits(request, images), atol=TOLERANCE, rtol=0)
@@ -65,36 +58,61 @@ def test_long_sequences(phi4: Path, with_image: bool) -> None:
     assert ours.greedy(plain, GREEDY_TOKENS) != answer, "the test says nothing: short frequencies give the same"
 
 
-def test_a_sequence_that_grows_long_is_so_from_its_first_token(phi4: Path) -> None:
-    """transformers computes all of it anew when it passes the limit; from there on both are the same."""
-    ours = subject(phi4)
-    request, is_long = in_its_rope_regime(request_of(ours, ORIGINAL - 8), 64, ORIGINAL)
-    assert is_long
-    more = [97 + 5 * n % 26 for n in range(20)]
-    found, expected = ours.logits(request, more), oracle(phi4, False).logits(request, [], more)
-    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+@functools.cache
+def uncached(folder: Path, tokens: int) -> list[int]:
+    return oracle(folder, False).greedy(request_of(subject(folder), tokens), [], 8, cached=False)
 
 
-def test_an_engine_decides_by_what_a_request_may_become(phi4: Path) -> None:
-    """Two requests with one prompt, one of which may become long. Red if either takes the other's frequencies, or its pages."""
-    llm = loaded(phi4)
+# Prompts that end with their answer at the limit, pass it by one token, in the midst of it, with their first token.
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tokens", [1017, 1018, 1021, ORIGINAL, ORIGINAL + 1])
+def test_answers_that_pass_the_limit(phi4: Path, tokens: int, overlap: bool) -> None:
+    """Red if an engine changes frequencies at another token, keeps pages of the others, or loses a token that is in flight."""
     ours = subject(phi4)
-    request = request_of(ours, 960)
-    made = driver(phi4, page_size=16)
-    numbers = [made.add(request, 8), made.add(request, 200, ignore_eos=True)]
+    request = request_of(ours, tokens)
+    made = driver(phi4, page_size=16, overlap=overlap)
+    number = made.add(request, 8)
     made.run()
     assert not made.errors
-    short, long = (made.completions[number, 0] for number in numbers)
-    assert short.cached_tokens == long.cached_tokens == 0
-    assert list(short.token_ids) == ours.greedy(request, 8)
-    moved, _ = in_its_rope_regime(request, 200, ORIGINAL)
-    assert list(long.token_ids) == ours.greedy(moved, 200)
-    again = [made.add(request, 8), made.add(request, 200, ignore_eos=True)]
-    made.run()
-    for number, before in zip(again, (short, long), strict=True):
-        assert made.completions[number, 0].cached_tokens > 900
-        assert made.completions[number, 0].token_ids == before.token_ids
-    assert llm.max_model_len > ORIGINAL
+    assert made.tokens(number) == uncached(phi4, tokens)
+    assert made.engine.schedule.preemptions == (1018 <= tokens <= ORIGINAL)
+
+
+def test_several_at_once_with_pictures_chunks_and_guesses(phi4: Path) -> None:
+    """Some pass the limit in the same steps; guesses that would pass it are not made. Red if one changes those of another."""
+    ours = subject(phi4)
+    requests = [
+        request_of(ours, tokens, with_image) for tokens, with_image in ((1020, True), (1021, False), (1018, True), (40, False))
+    ]
+    answers = [oracle(phi4, bool(r.items)).greedy(r, pixels(r), 10, cached=False) for r in requests]
+    by_prompt = {r.token_ids.tobytes(): answer for r, answer in zip(requests, answers, strict=True)}
+
+    def guess(sequence: Sequence) -> tuple[int, ...]:
+        done = len(sequence.output)
+        return tuple(by_prompt[sequence.request.token_ids.tobytes()][done : done + 3])  # right ones
+
+    for drafter in (None, guess):
+        made = driver(phi4, drafter, page_size=16, max_num_batched_tokens=200)
+        numbers = [made.add(request, 10) for request in requests]
+        made.run()
+        assert not made.errors
+        assert [made.tokens(number) for number in numbers] == answers
+        assert made.engine.schedule.preemptions == 3
+
+
+def test_prefixes_are_of_their_frequencies(phi4: Path) -> None:
+    """A short conversation goes on, and passes the limit: none of its pages counts any more. Then both are known."""
+    ours = subject(phi4)
+    short, long = request_of(ours, 960), request_of(ours, 1100)
+    same = int((short.token_ids[:950] == long.token_ids[:950]).sum())
+    assert same == 950
+    made = driver(phi4, page_size=16)
+    for cached in (False, True):
+        for request in (short, long):
+            number = made.add(request, 8)
+            made.run()
+            assert (made.completions[number, 0].cached_tokens > 900) == cached
+            assert made.tokens(number) == oracle(phi4, False).greedy(request, [], 8)
 
 
 def test_where_nothing_can_be_long_there_is_one_table(phi4: Path) -> None:

@@ -140,7 +140,8 @@ def test_views_that_are_no_whole_are_refused() -> None:
     missing = replace(item, views=item.views[::2], grids=item.grids[::2])
     beyond = replace(item, views=(*item.views[:2], replace(item.views[2], offset=(448, 0))))
     short = replace(item, views=(*item.views[:2], replace(item.views[2], offset=(-448, -448))))
-    for wrong in (missing, beyond, short):
+    far = replace(item, views=(*item.views[:2], replace(item.views[2], offset=(-(1 << 40), -(1 << 40)))))  # petabytes of places
+    for wrong in (missing, beyond, short, far):
         with pytest.raises(MediaError, match="do not fit together"):
             PROCESSOR.arrange(wrong)
 

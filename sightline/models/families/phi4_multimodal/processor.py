@@ -145,10 +145,14 @@ class CropProcessor(ProcessorSpec):
         return np.concatenate(lines).astype(np.int64)
 
     def _numbers(self, item: MediaItem, first: int) -> NDArray[np.int64]:
-        """Which of the tower's rows stands where, over all crops. Those of the parts begin with `first`."""
+        """Which of the tower's rows stands where, over all crops; those of the parts begin with `first`. Another server may
+        have made the views up: they must cover a whole, each place once."""
         cell, parts = 2 * self.image.patch_size, item.views[1:]
-        ends = [[_half_up(view.canvas[axis] - view.offset[axis], cell) for view in parts] for axis in (0, 1)]
-        found = np.full((max(ends[0], default=0), max(ends[1], default=0)), -1, np.int64)
+        high, wide = (max((_cells(v.canvas[axis] - v.offset[axis], cell) for v in parts), default=0) for axis in (0, 1))
+        unfit = MediaError(f"The views of {item.ref.source} do not fit together.")
+        if high * wide != sum(crops * _half(rows) * _half(columns) for crops, rows, columns in item.grids[1:]):
+            raise unfit
+        found = np.full((high, wide), -1, np.int64)
         for view, (_, height, width) in zip(parts, item.grids[1:], strict=True):
             down, across = view.canvas[0] // view.tile[0], view.canvas[1] // view.tile[1]
             high, wide = _half(height), _half(width)
@@ -156,11 +160,11 @@ class CropProcessor(ProcessorSpec):
             top, left = -view.offset[0] // cell, -view.offset[1] // cell
             target = found[top : top + down * high, left : left + across * wide]
             if top < 0 or left < 0 or target.shape != (down * high, across * wide):
-                raise MediaError(f"The views of {item.ref.source} do not fit together.")
+                raise unfit
             target[:] = numbers.transpose(0, 2, 1, 3).reshape(target.shape)
             first += numbers.size
         if (found < 0).any():
-            raise MediaError(f"The views of {item.ref.source} do not fit together.")
+            raise unfit
         return found
 
     # ---- How it stands in a prompt
@@ -209,7 +213,7 @@ def _half(patches: int) -> int:
     return -(-patches // 2)
 
 
-def _half_up(length: int, cell: int) -> int:
+def _cells(length: int, cell: int) -> int:
     return -(-length // cell)
 
 
