@@ -18,11 +18,11 @@ from sightline.ops.tuning.small_m_search import Matrix
 from sightline.spec import ModelSpec
 
 
-def small_m_matrices(spec: ModelSpec, quantiser: Quantiser, ranks: int = 1, whole_experts: bool = False) -> list[Matrix]:
+def small_m_matrices(spec: ModelSpec, quantiser: Quantiser, ranks: int = 1) -> list[Matrix]:
     """Of weights that are too small to fill a chip none is chosen for."""
     found: dict[tuple[int, int, bool, Form], Matrix] = {}
     for rank in range(ranks):
-        shard = None if ranks == 1 else shard_model(spec, rank, ranks, whole_experts=whole_experts)
+        shard = None if ranks == 1 else shard_model(spec, rank, ranks)
         for matrix in _matrices(empty_model(spec, shard).text, quantiser):
             if matrix.shape[0] * matrix.size > SMALL_WEIGHT:
                 found.setdefault((matrix.width, matrix.size, matrix.gated, matrix.form), matrix)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -25,7 +25,6 @@ from sightline.ops.external.compile_cache import cache_folder
 from sightline.ops.triton.small_m_tilings import (
     Chip,
     Choices,
-    GemmShape,
     can_run,
     digest_of,
     from_entry,
@@ -89,19 +88,19 @@ def read_kept(machine: Machine, chip: Chip) -> Kept:
     return Kept({}, f"{folder / others[-1]} is not used: {_difference(folder / others[-1], machine)}. {_AGAIN}")
 
 
-def keep(machine: Machine, chip: Chip, choices: Choices, measured: Iterable[GemmShape]) -> tuple[Path, str]:
-    """Puts the choices into the file; shapes that were measured and are not among them leave it. (the file, why one that was
-    there could not be used and was replaced)"""
+def keep(machine: Machine, chip: Chip, choices: Choices) -> None:
+    """Puts these into the file, beside what is there. One that cannot be used is replaced."""
+    path = file_of(machine)
+    with _locked(path.parent):
+        before = _read(path, machine, chip).choices if path.exists() else {}
+        _write(path, machine, {**before, **choices})
+
+
+def file_of(machine: Machine) -> Path:
     folder = tilings_folder()
     if folder is None:
         raise ConfigError("There is no cache folder that this user alone can write to, so tilings cannot be kept.")
-    path = folder / machine.file_name
-    with _locked(folder):
-        before = read_kept(machine, chip) if path.exists() else Kept({})
-        gone = set(measured)
-        merged = {shape: tiling for shape, tiling in before.choices.items() if shape not in gone} | dict(choices)
-        _write(path, machine, merged)
-    return path, before.problem
+    return folder / machine.file_name
 
 
 def _read(path: Path, machine: Machine, chip: Chip) -> Kept:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sightline.ops.fp8 import BLOCK
-from sightline.ops.triton.small_m_tilings import H200, ITEMSIZE, Chip, Form, GemmShape, Tiling, can_run, row_bucket
+from sightline.ops.triton.small_m_tilings import H200, ITEMSIZE, Chip, Form, GemmShape, Tiling, can_run, row_bucket, rule_tiling
 
 GAIN = 0.98  # of the time of what would run, from which another tiling is worth having
 _BUSY = 96 / 132  # of the multiprocessors that must have a program
@@ -163,3 +163,16 @@ def choose(costs: Sequence[TilingCost], usual: Usual = the_library) -> list[Choi
             usual_times = usual_times if usual_times.keys() == rows else {}
             choices.append(Choice(matrix, bucket, best, complete[best], start, usual_times))
     return choices
+
+
+_ROWS_OF = {16: (1, 16), 32: (32,), 64: (64,)}  # what a bucket is measured at: a single sequence is one of its own
+
+
+def tune(matrix: Matrix, bucket: int, measure: Measure, chip: Chip) -> Choice | None:
+    """The best of a bucket beside what the rule says; None if nothing could be measured."""
+
+    def by_rule(shape: GemmShape) -> Tiling | None:
+        return rule_tiling(shape, chip)
+
+    choices = choose(list(search(matrix, _ROWS_OF[bucket], measure, by_rule, chip)), by_rule)
+    return choices[0] if choices else None
