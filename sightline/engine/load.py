@@ -1,7 +1,5 @@
 """From a checkpoint's files to an engine: a worker, here or in a process of its own, and the host's side of it."""
 
-import logging
-
 from sightline.config import Config, EngineConfig, MediaConfig
 from sightline.encoder.decoding.decoder import MediaDecoder
 from sightline.engine.engine import Drafter, Engine
@@ -19,9 +17,6 @@ from sightline.spec import ProcessorSpec
 from sightline.timing import StageClock
 from sightline.worker.build import build_worker
 from sightline.worker.load import ProgressCallback, facts_of, load_worker
-from sightline.worker.tilings import TilingFacts
-
-log = logging.getLogger("sightline.engine")
 
 _MEGABYTE = 1024**2
 
@@ -39,7 +34,8 @@ def load_engine(
         executor: Executor = ProcessExecutor(config, progress, clock, launch)
     else:
         executor = LocalExecutor(*load_worker(config, files, progress, clock))
-    _tell_tilings(executor.facts.tilings)
+    if executor.facts.tilings is not None:
+        executor.facts.tilings.log()  # a worker process has no log of its own
     engine = make_engine(
         executor,
         files.tokenizer,
@@ -54,13 +50,6 @@ def load_engine(
     if config.encoder.encoder_url is not None:
         _use_other_encoder(engine, config, files)
     return engine
-
-
-def _tell_tilings(facts: TilingFacts | None) -> None:
-    if facts is not None:
-        log.info("%s", facts)
-        if facts.problem:
-            log.warning("%s", facts.problem)
 
 
 def _use_other_encoder(engine: Engine, config: Config, files: ModelFiles) -> None:

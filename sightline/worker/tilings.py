@@ -6,6 +6,7 @@ machine only, must not make them compute differently.
 
 import importlib.util
 import json
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,8 @@ from sightline.ops.triton.small_m_tilings import (
 from sightline.ops.tuning.kept_tilings import Machine, read_kept
 from sightline.parallel.group import Group
 
+log = logging.getLogger("sightline.engine")
+
 
 @dataclass(frozen=True)
 class TilingFacts:
@@ -38,6 +41,11 @@ class TilingFacts:
             f"Tilings of small-M GEMMs on {self.gpu}: {self.shipped} choices from the package, {self.kept} that were measured "
             f"here, the others by rule; their hash is {self.digest}."
         )
+
+    def log(self) -> None:
+        log.info("%s", self)
+        if self.problem:
+            log.warning("%s", self.problem)
 
 
 def fix_tilings(device: torch.device, group: Group | None = None) -> TilingFacts | None:

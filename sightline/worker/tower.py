@@ -68,7 +68,9 @@ def load_tower(
     device = choose_device(chosen.device)
     dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
-    fix_tilings(device)  # the same bits as where the tower is beside the language model
+    tilings = fix_tilings(device)  # the same bits as where the tower is beside the language model
+    if tilings is not None:
+        tilings.log()
     with clock.stage("weights"):
         how = (quantiser, None, True, True)
         if chosen.load_format.startswith("dummy"):

@@ -12,8 +12,17 @@ from sightline.cli import tune
 from sightline.cli.main import main
 from sightline.models.create import create_checkpoint
 from sightline.ops.triton import small_m_tilings
-from sightline.ops.triton.small_m_tilings import H200, GemmShape, Tiling, digest_of, linear_tiling, rule_tiling, shipped_choices
-from sightline.ops.tuning import small_m_timer
+from sightline.ops.triton.small_m_tilings import (
+    H200,
+    ROW_BUCKETS,
+    GemmShape,
+    Tiling,
+    digest_of,
+    linear_tiling,
+    rule_tiling,
+    shipped_choices,
+)
+from sightline.ops.tuning import small_m_search, small_m_timer
 from sightline.ops.tuning.kept_tilings import Machine, file_of, read_kept
 from sightline.ops.tuning.small_m_search import Matrix, TilingCost
 from sightline.worker import tilings
@@ -151,3 +160,20 @@ def test_mistakes_are_said(flags: list[str], said: str, capsys: pytest.CaptureFi
 def test_float32_is_refused(gpu: list[str], model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(model, "--dtype", "float32") == 1
     assert "--dtype is 'float32'" in capsys.readouterr().err and not gpu
+
+
+# Red if nothing can be measured on a GPU, or a start there has other choices than those that were told.
+@pytest.mark.gpu
+def test_on_a_gpu(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    create_checkpoint(tmp_path / "0.8b", "qwen3.5", "0.8b", weights=False)
+    for grid in ("_GRID", "_GRID_WEIGHT_LEFT"):
+        monkeypatch.setattr(small_m_search, grid, getattr(small_m_search, grid)[:3])
+    monkeypatch.setattr(small_m_search, "_ROWS_OF", {bucket: (bucket,) for bucket in ROW_BUCKETS})
+    report = tmp_path / "measured.json"
+    flags = ["--dtype", "bfloat16", "--quantization", "fp8", "--repeats", "2", "--json", str(report)]
+    assert main(["tune", str(tmp_path / "0.8b"), *flags]) == 0
+    kept = json.loads(report.read_text())
+    assert {one["matrix"]["form"] for one in kept["measured"]} == {"16-bit", "fp8"}
+    assert kept["machine"]["driver"] != "unknown" and Path(kept["file"]).is_file()
+    facts = fix_tilings(torch.device("cuda"))
+    assert facts is not None and facts.digest == kept["hash"] and not facts.problem
