@@ -143,6 +143,29 @@ def test_without_a_gpu(cache: Path, capsys: pytest.CaptureFixture[str], flags: l
     assert said.err == "sightline: tune measures kernels on an NVIDIA GPU, and torch sees none on this machine.\n"
 
 
+# Red if a GPU that the kernels are not for is measured, or what is missing is not said.
+@pytest.mark.parametrize(
+    ("device", "triton", "chip", "said"),
+    [
+        ("cuda", True, None, "compute capability 9, but NVIDIA B200 has 10.0: it runs the library's."),
+        ("cuda", False, H200, "Triton, which is not installed."),
+        ("cpu", True, H200, "but --device is 'cpu'."),
+    ],
+)
+def test_a_machine_that_does_not_fit(
+    device: str, triton: bool, chip: Any, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA B200")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (10, 0))
+    monkeypatch.setattr("sightline.models.device.choose_device", lambda name, rank=0: torch.device(name))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(small_m_tilings, "hopper_chip", lambda device: chip)
+    assert main(["tune", "model", "--device", device]) == 2
+    assert capsys.readouterr().err.endswith(f"{said}\n")
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -9,7 +9,10 @@ import torch
 
 from ops.tilings import SHAPE, UNUSUAL, cache
 from parallel.ranks import on_ranks
-from sightline import LLM
+from sightline.config import Config, ModelConfig
+from sightline.engine.load import load_engine
+from sightline.engine.process import ready_report
+from sightline.models.files import read_model_files
 from sightline.ops.triton.small_m_tilings import H200, Choices, digest_of, linear_tiling, rule_tiling, shipped_choices
 from sightline.ops.tuning.kept_tilings import Machine, file_of, keep
 from sightline.parallel.group import Group
@@ -77,14 +80,18 @@ def test_a_cpu_has_no_choices(cache: Path) -> None:
     assert fix_tilings(CPU) is None and not cache.exists()
 
 
-# Red if an engine starts without the choices, or its log does not say which, once, with their hash.
+# Red if an engine starts without the choices, or it is not said which, once, with their hash: in its log and to the server.
 def test_the_start_fixes_and_tells(hopper: Path, tiny_checkpoints: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     keep(Machine.of(H200), H200, {SHAPE: UNUSUAL})
-    with caplog.at_level(logging.INFO, "sightline.engine"), LLM(tiny_checkpoints["qwen3-vl"], device="cpu"):
-        assert chosen() == UNUSUAL
+    config = Config(model=ModelConfig(model=str(tiny_checkpoints["qwen3-vl"]), device="cpu"))
+    with caplog.at_level(logging.INFO, "sightline.engine"):
+        engine = load_engine(config, read_model_files(config.model, config.media))
+    engine.close()
+    assert chosen() == UNUSUAL
     digest = digest_of({**SHIPPED, SHAPE: UNUSUAL})
     (line,) = [record.getMessage() for record in caplog.records if "Tilings" in record.getMessage()]
     assert f"{len(SHIPPED)} choices from the package, 1 that were measured here" in line and line.endswith(f"hash is {digest}.")
+    assert ready_report(engine, {}).tilings == digest
 
 
 # Red if facts of a worker in another process come without them.
