@@ -13,7 +13,7 @@ from sightline.ops.tuning.small_m_timer import MatrixTimer
 
 mend_the_interpreter()
 # As large as on a GPU, or so small that they are interpreted soon.
-SIDES = {"cpu": (64, 512), "cuda": (4096, 2048)}
+SIDES = {"cpu": (32, 256), "cuda": (4096, 2048)}
 
 
 # Red if a tiling or the library multiplies something else, with other scales or other halves, or a time is not of a graph.
