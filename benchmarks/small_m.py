@@ -11,7 +11,7 @@ from sightline.config import ModelConfig
 from sightline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmarks.measure.small_m import TilingCost
+    from sightline.ops.tuning.small_m_search import TilingCost
 
 _ROWS = (1, 8, 16, 32, 64)
 
@@ -29,12 +29,14 @@ def run(arguments: argparse.Namespace) -> Results:
     import torch
 
     from benchmarks.measure.device_name import device_name
-    from benchmarks.measure.small_m import choose, data_lines, matrices_of, sweep
+    from benchmarks.measure.small_m import data_lines, matrices_of
     from sightline.config import MediaConfig
     from sightline.models.device import choose_device, choose_dtype
     from sightline.models.files import read_model_files
     from sightline.ops.kernels import register_kernels
     from sightline.ops.linear import SMALL_M
+    from sightline.ops.tuning.small_m_search import choose, search
+    from sightline.ops.tuning.small_m_timer import MatrixTimer
 
     if arguments.repeats < 1:
         raise ConfigError(f"--repeats is {arguments.repeats}, but must be at least 1.")
@@ -57,17 +59,19 @@ def run(arguments: argparse.Namespace) -> Results:
     print(f"{'matrix':10s}{'rows':>5s}{'shape':>16s}   {'tiling':52s}{'us':>9s}{'TB/s':>8s}{'error':>10s}")
     costs: list[TilingCost] = []
     for name in arguments.matrices or known:
-        for cost in sweep(known[name], arguments.rows, device, dtype, arguments.repeats):
+        timer = MatrixTimer(known[name], device, dtype, arguments.repeats)
+        for cost in search(known[name], arguments.rows, timer.measure):
             costs.append(cost)
             if cost.tiling is None:
                 _print(cost)
+        del timer
         torch.cuda.empty_cache()
     choices = choose(costs)
-    print("\nbest of ours; * where it is faster than the library")
+    print("\nthe best; * where it is faster than the library")
+    measured = {(one.matrix, one.rows, one.tiling): one for one in costs if one.decides}
     for choice in choices:
-        for rows in choice.microseconds:
-            cost = next(one for one in costs if (one.matrix, one.rows, one.tiling) == (choice.matrix, rows, choice.tiling))
-            _print(cost, "* " if choice.gains else "  ", choice.library[rows])
+        for rows, library in choice.usual_microseconds.items():
+            _print(measured[choice.matrix, rows, choice.tiling], "* " if choice.gains else "  ", library)
     failed = [cost for cost in costs if cost.microseconds is None]
     launched = [cost for cost in costs if not cost.captured]
     print(f"\n{len(costs)} timings, {len(failed)} tilings failed, {len(launched)} were not captured\n")

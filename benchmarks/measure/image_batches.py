@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from benchmarks.measure import per_image_reference as reference
-from benchmarks.measure.kernels import measure_calls
 from benchmarks.measure.tower import random_tower
 from sightline.models.patch_tower import PatchTower
 from sightline.ops.patch_positions import patch_positions
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.transfer import send
+from sightline.ops.tuning.timing import measure_calls
 from sightline.spec import ModelSpec, PatchTowerSpec
 from sightline.types import Grid
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from sightline import __version__
-from sightline.cli import ask, batch, bench, completion, demo, doctor, eval, model, serve
+from sightline.cli import ask, batch, bench, completion, demo, doctor, eval, model, serve, tune
 from sightline.cli.flags import Parser
 from sightline.errors import UserError
 
@@ -14,7 +14,7 @@ def make_parser() -> Parser:
     parser = Parser(prog="sightline", description="Serve and ask vision-language models.")
     parser.add_argument("--version", action="version", version=f"sightline {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    for module in (demo, ask, serve, batch, model, bench, eval, doctor, completion):
+    for module in (demo, ask, serve, batch, model, bench, eval, tune, doctor, completion):
         module.add_command(commands)
     return parser
 

@@ -34,6 +34,8 @@ def load_engine(
         executor: Executor = ProcessExecutor(config, progress, clock, launch)
     else:
         executor = LocalExecutor(*load_worker(config, files, progress, clock))
+    if executor.facts.tilings is not None:
+        executor.facts.tilings.log()  # a worker process has no log of its own
     engine = make_engine(
         executor,
         files.tokenizer,

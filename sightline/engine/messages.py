@@ -123,6 +123,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     quantization: str = ""  # what is in 8-bit floats, in words
     gpu_decoder: str = ""  # the library that decodes images on the GPU; empty: Pillow does, on the CPU
     gpu_kinds: tuple[str, ...] = ()  # of files that it decodes
+    tilings: str = ""  # hash of the choices for small-M GEMMs; empty: nothing is chosen
     identity: Identity | None = None  # of an encoder
     page_size: int = 0  # tokens of a page of keys and values; 0: there are none
 

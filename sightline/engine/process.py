@@ -226,6 +226,7 @@ def ready_report(engine: Engine, load_stages: dict[str, float]) -> Ready:
         quantization=facts.quantization,
         gpu_decoder=facts.gpu_decoder,
         gpu_kinds=facts.gpu_kinds,
+        tilings=facts.tilings.digest if facts.tilings is not None else "",
         page_size=engine.config.page_size,
     )
 

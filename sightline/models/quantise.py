@@ -15,6 +15,7 @@ from sightline.models.linear import Linear, WeightMatrix
 from sightline.models.model import VisionLanguageModel
 from sightline.models.tower import Tower
 from sightline.ops.fp8 import has_scaled_mm
+from sightline.ops.triton.small_m_tilings import Form
 from sightline.spec import Fp8Spec
 
 Quantization = Literal["none", "fp8"]
@@ -68,6 +69,16 @@ class Quantiser:
         if self.stored is None or not name.startswith(LANGUAGE_LAYERS) or value.ndim < 2:
             return value
         return Fp8Weight.of(value, blocks=self.stored.scales == "block")
+
+    def form_of(self, name: str, module: nn.Module) -> Form:
+        """What a matrix of that name will be in, if a checkpoint in 8-bit floats has all of its layers in them that may be."""
+        if not is_quantisable(name, module, LANGUAGE_LAYERS):
+            return "16-bit"
+        if self.wanted == "fp8":
+            return "fp8"
+        if self.wanted == "none" or self.stored is None or not self.stored.quantised_inputs:
+            return "16-bit"
+        return "fp8 blocks" if self.stored.scales == "block" else "fp8"
 
     def _choose(self, value: torch.Tensor | Fp8Weight) -> Fp8Weight | None:
         """A language layer's weight in 8-bit floats, or None if it is to be none."""

@@ -95,6 +95,15 @@ class Group:
         self._count("broadcast", x.nbytes if self.rank == source else 0)
         return x
 
+    def from_first(self, data: bytes, device: torch.device) -> bytes:
+        """What rank 0 has; `data` of the others does not count. `device`: of this rank."""
+        there = device if dist.get_backend(self._ranks) == "nccl" else torch.device("cpu")
+        length = self.broadcast_(torch.tensor([len(data)], device=there))
+        said = torch.zeros(int(length), dtype=torch.uint8, device=there)
+        if self.rank == 0 and data:
+            said.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return bytes(self.broadcast_(said).cpu().numpy())
+
     def least(self, value: int) -> int:
         """The smallest of all ranks' numbers."""
         found = torch.tensor([value], device="cuda" if dist.get_backend(self._ranks) == "nccl" else "cpu")

@@ -128,6 +128,7 @@ class Operations:
                         restarts=engine.restarts,
                         device=engine.ready_report.device if engine.ready_report is not None else None,
                         dtype=engine.ready_report.dtype if engine.ready_report is not None else None,
+                        tilings=(engine.ready_report.tilings or None) if engine.ready_report is not None else None,
                     )
                     for engine in context.engine.members
                 ],

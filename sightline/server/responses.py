@@ -226,6 +226,7 @@ class EngineInfo(_Body, kw_only=True):
     restarts: int
     device: str | None  # None until the engine is ready
     dtype: str | None
+    tilings: str | None  # hash of the tilings that are chosen (docs/performance.md); None also where none are
 
 
 class ServerInfo(_Body, kw_only=True):

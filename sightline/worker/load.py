@@ -19,6 +19,7 @@ from sightline.worker.build import build_worker
 from sightline.worker.facts import WorkerFacts
 from sightline.worker.memory import MemoryPlan
 from sightline.worker.ranks import Ranks
+from sightline.worker.tilings import TilingFacts, fix_tilings
 from sightline.worker.worker import Worker
 
 ProgressCallback = Callable[[int, int], None]  # parameters loaded, of how many
@@ -38,6 +39,7 @@ def load_worker(
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
     ranks = None if rank is None else Ranks.join(rank, files.spec, config.engine, device)
     shard = None if ranks is None else ranks.shard
+    tilings = fix_tilings(device, None if ranks is None else ranks.steps)
     how = (quantiser, shard, False, config.encoder.encoder_url is not None)
     with clock.stage("weights"):
         if chosen.load_format.startswith("dummy"):
@@ -52,7 +54,7 @@ def load_worker(
     with clock.stage("memory"):
         pixels = config.media.max_image_pixels
         worker, memory = build_worker(model, files.processor, config.engine, files.max_model_len, pixels, ranks)
-    return worker, facts_of(worker, memory)
+    return worker, facts_of(worker, memory, tilings)
 
 
 def use_threads(config: Config, device: torch.device, computed: torch.nn.Module) -> None:
@@ -63,7 +65,7 @@ def use_threads(config: Config, device: torch.device, computed: torch.nn.Module)
             torch.set_num_threads(threads)
 
 
-def facts_of(worker: Worker, memory: MemoryPlan) -> WorkerFacts:
+def facts_of(worker: Worker, memory: MemoryPlan, tilings: TilingFacts | None = None) -> WorkerFacts:
     model: VisionLanguageModel = worker.model
     weight = model.text.embed_tokens.weight
     held = [*model.parameters(), *model.buffers()]
@@ -76,6 +78,7 @@ def facts_of(worker: Worker, memory: MemoryPlan) -> WorkerFacts:
         quantization=str(summarise(model)),
         gpu_decoder=worker.gpu_decoder.name if worker.gpu_decoder is not None else "",
         gpu_kinds=worker.gpu_decoder.kinds if worker.gpu_decoder is not None else (),
+        tilings=tilings,
         tower_digest=model.tower_digest,
         long_rope_from=model.spec.text.long_rope_from,
     )

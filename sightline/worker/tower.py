@@ -27,6 +27,7 @@ from sightline.worker.encodes import Encodes
 from sightline.worker.load import ProgressCallback, use_threads
 from sightline.worker.memory import check_limits
 from sightline.worker.step_input import EncodeItem
+from sightline.worker.tilings import fix_tilings
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ def load_tower(
     device = choose_device(chosen.device)
     dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
+    tilings = fix_tilings(device)  # the same bits as where the tower is beside the language model
+    if tilings is not None:
+        tilings.log()
     with clock.stage("weights"):
         how = (quantiser, None, True, True)
         if chosen.load_format.startswith("dummy"):

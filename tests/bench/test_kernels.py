@@ -14,7 +14,7 @@ from benchmarks.__main__ import main as benchmark
 from benchmarks.measure import per_image_reference as reference
 from benchmarks.measure.image_batches import COUNTS, SIDES, BatchCost, batch_shapes, entry_tower, grids_of, measure_batch
 from benchmarks.measure.kernel_case import FULL, SMALL, Setting
-from benchmarks.measure.kernels import SHAPES, all_ops, measure_calls, measure_ops
+from benchmarks.measure.kernels import SHAPES, all_ops, measure_ops
 from benchmarks.measure.stage_floors import Rates
 from sightline.config import MediaConfig, ModelConfig
 from sightline.models.create import create_checkpoint
@@ -23,6 +23,7 @@ from sightline.ops.dispatch import OPS, Implementation
 from sightline.ops.patch_positions import patch_positions
 from sightline.ops.position_grid import add_position_grid
 from sightline.ops.rotary import make_rotary_table
+from sightline.ops.tuning.timing import measure_calls
 from tests.conftest import FAMILIES
 
 CPU = torch.device("cpu")

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmark
-from benchmarks.measure.small_m import Choice, Matrix, TilingCost, candidates, choose, data_lines, matrices_of
+from benchmarks.measure.small_m import data_lines, matrices_of
 from sightline.config import MediaConfig, ModelConfig
 from sightline.models.create import create_checkpoint
 from sightline.models.files import read_model_files
 from sightline.ops.triton.small_m_tilings import Tiling
+from sightline.ops.tuning.small_m_search import Choice, Matrix, TilingCost, candidates, choose
 
 OUT = Matrix("out", 4096, 4096)
 A, B = Tiling(32, 128, 4, 4, 4), Tiling(64, 128, 2, 4, 4)
@@ -34,21 +35,21 @@ def test_matrices_of_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bucket", [16, 32, 64])
 def test_candidates_fit_and_fill_the_chip(bucket: int) -> None:
     for matrix in (OUT, Matrix("down", 4096, 12288), Matrix("gate_up", 12288, 4096, gated=True), Matrix("head", 151936, 4096)):
-        found = candidates(matrix, bucket)
+        found = candidates(matrix.at(bucket))
         assert 4 <= len(found) == len(set(found)) <= 120
         for tiling in found:
             both = 2 if matrix.gated else 1
             assert 2 * tiling.inner * tiling.stages * (both * tiling.columns + bucket) <= 227 * 1024
             programs = -(-matrix.width // tiling.columns) * tiling.split
             assert programs >= 96 and (tiling.split == 1 or (programs <= 1100 and not matrix.gated))
-    assert {tiling.split for tiling in candidates(OUT, bucket)} >= {1, 2, 4}
+    assert {tiling.split for tiling in candidates(OUT.at(bucket))} >= {1, 2, 4}
 
 
 # Red if the choice looks at one number of rows only, or takes a tiling that failed or is inexact.
 def test_the_least_time_over_a_bucket_is_chosen() -> None:
     library = [cost(1, None, 14.0), cost(16, None, 14.0)]
     (choice,) = choose([*library, cost(1, A, 9.0), cost(16, A, 13.0), cost(1, B, 10.0), cost(16, B, 10.0)])
-    assert choice == Choice(OUT, 16, B, {1: 10.0, 16: 10.0}, {1: 14.0, 16: 14.0}) and choice.gains
+    assert choice == Choice(OUT, 16, B, {1: 10.0, 16: 10.0}, None, {1: 14.0, 16: 14.0}) and choice.gains
     (choice,) = choose([*library, cost(1, A, 9.0), cost(16, A, None), cost(1, B, 13.9), cost(16, B, 13.9)])
     assert choice.tiling == B and not choice.gains
     (choice,) = choose([*library, cost(1, A, 5.0, error=1.2e-3), cost(16, A, 5.0), cost(1, B, 9.0), cost(16, B, 9.0)])
@@ -57,7 +58,7 @@ def test_the_least_time_over_a_bucket_is_chosen() -> None:
 
 # Red if buckets of rows are mixed up.
 def test_each_bucket_has_its_own_choice() -> None:
-    costs = [cost(rows, tiling, time) for rows in (16, 17, 64) for tiling, time in ((None, 14.0), (A, 9.0 + rows), (B, 30.0))]
+    costs = [cost(rows, tiling, time) for rows in (16, 17, 64) for tiling, time in ((None, 90.0), (A, 9.0 + rows), (B, 30.0))]
     assert [(one.bucket, one.tiling) for one in choose(costs)] == [(16, A), (32, A), (64, B)]
 
 
@@ -67,9 +68,9 @@ def test_the_lines_are_those_of_the_data() -> None:
     faster, slower = {1: 10.0}, {1: 20.0}
     left = Tiling(64, 64, 1, 4, 6, weight_left=True)
     choices = [
-        Choice(OUT, 16, A, faster, slower),
-        Choice(OUT, 32, B, slower, faster),
-        Choice(gate_up, 64, left, faster, slower),
+        Choice(OUT, 16, A, faster, None, slower),
+        Choice(OUT, 32, B, slower, None, faster),
+        Choice(gate_up, 64, left, faster, None, slower),
     ]
     entries = [json.loads(line) for line in data_lines(choices)]
     assert [entry[:4] for entry in entries] == [[16, 4096, 4096, False], [32, 4096, 4096, False], [64, 12288, 4096, True]]

@@ -25,6 +25,11 @@ MUST_PASS = {
         "a_kernel_draws_what_the_definition_draws[0-cpu]",
         "broken_rows_give_a_token_of_the_vocabulary[cpu]",
     ],
+    "test_small_m_timer.py": [
+        f"small_m_timer_runs_what_it_names[cpu-{form}-{gated}]"
+        for form in ("16-bit", "fp8", "fp8 blocks")
+        for gated in (False, True)
+    ],
     "test_small_m.py": ["small_m_with_shared_sums[cpu-8]", "small_m_does_not_depend_on_neighbours[cpu]"],
 }
 

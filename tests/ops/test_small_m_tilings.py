@@ -10,14 +10,16 @@ from sightline.ops.triton.small_m_tilings import (
     H200,
     ROW_BUCKETS,
     Chip,
+    Form,
     Tiling,
     _gated_rule,
     _linear_rule,
-    _table,
+    can_run,
     fits_workspace,
     gated_tiling,
     linear_tiling,
     row_bucket,
+    shipped_choices,
 )
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "small_m.json"
@@ -45,11 +47,11 @@ def test_weights_of_every_size_have_a_tiling(rows: int) -> None:
 
 
 # Red if 8-bit weights, per channel (256 numbers at a time) or in blocks (128), have none, or one that does not fit.
-@pytest.mark.parametrize("inner", [128, 256])
+@pytest.mark.parametrize(("form", "inner"), [("fp8 blocks", 128), ("fp8", 256)])
 @pytest.mark.parametrize("rows", [1, 32, 64])
-def test_weights_of_8_bits_have_a_tiling(rows: int, inner: int) -> None:
+def test_weights_of_8_bits_have_a_tiling(rows: int, form: Form, inner: int) -> None:
     for width, size in shapes(200):
-        for one, both in ((linear_tiling(rows, width, size, 1, inner), 1), (gated_tiling(rows, width, size, 1, inner), 2)):
+        for one, both in ((linear_tiling(rows, width, size, form), 1), (gated_tiling(rows, width, size, form), 2)):
             assert one is not None and one.inner in (128, inner) and size % one.inner == 0
             assert one.inner * one.stages * (both * one.columns + row_bucket(rows)) <= H200.shared_bytes
 
@@ -74,11 +76,11 @@ def test_a_smaller_chip_shares_sums_less() -> None:
 
 # Red if what was measured is not used, or an entry could not run.
 def test_data_wins_over_the_rule() -> None:
-    assert len(_table()) > 10
-    for (device, gated, bucket, width, size), tiling in _table().items():
-        assert device == "NVIDIA H200" and bucket in ROW_BUCKETS
-        assert (gated_tiling if gated else linear_tiling)(bucket, width, size) == tiling
-        assert tiling is None or (fits_workspace(bucket, width, tiling) and (tiling.split == 1 or not gated))
+    shipped = shipped_choices("NVIDIA H200")
+    assert len(shipped) > 10
+    for shape, tiling in shipped.items():
+        assert shape.rows in ROW_BUCKETS and can_run(shape, tiling, H200)
+        assert (gated_tiling if shape.gated else linear_tiling)(shape.rows, shape.width, shape.size) == tiling
 
 
 # Red if the rule is changed into one that is far from the best where that is known.

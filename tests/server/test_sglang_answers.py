@@ -101,5 +101,6 @@ def test_what_is_served_and_how(server: RunningServer) -> None:
     assert told["max_model_len"] == server.http.get("/v1/models").json()["data"][0]["max_model_len"]
     state = told["internal_states"][0]  # where sglang.bench_serving looks, and fails if it is not there
     assert told["engine"]["max_num_seqs"] == 256 and state["status"] == "ready" and state["device"] and state["dtype"]
+    assert state["tilings"] is None  # on a CPU nothing is chosen
     assert "the-admin-key" not in response.text and "/" not in response.text
     assert server.http.get("/get_server_info").json() == told

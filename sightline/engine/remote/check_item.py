@@ -52,25 +52,25 @@ def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSp
     if len(chain) > _MOST_VIEWS:
         raise MediaError(f"{subject} has a view that is made of more than {_MOST_VIEWS - 1} others.")
     whole_frame = view.reduced is None or (view.reduced == view.tile and groups == 1 and spec.merge_size == 1)
-    fits = _fits(view, spec.patch_size * spec.merge_size, most_pixels) and all(
-        _fits(one, 1, math.inf) and one.reduced is None for one in chain[1:]
-    )
-    if not (fits and whole_frame):
-        raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
-    for one in chain[1:]:  # canvases that other views are made of have no patches to be counted
-        if max(math.prod(one.canvas), math.prod(one.resized)) * (one.of.tiles if one.of else 1) > MOST_CANVAS_PIXELS:
-            raise MediaError(f"{subject} has a view that is made of one of more than {MOST_CANVAS_PIXELS:,} pixels.")
+    for one in reversed(chain):
+        factor = spec.patch_size * spec.merge_size if one is view else 1
+        if not (_fits(one, factor) and (whole_frame if one is view else one.reduced is None)):
+            raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
+        # Canvases that other views are made of have no patches to be counted, and what is not on a canvas has none at all.
+        most = most_pixels if one is view else MOST_CANVAS_PIXELS
+        if max(math.prod(one.canvas), math.prod(one.resized)) * (one.of.tiles if one.of else 1) > most:
+            made = "has a view" if one is view else "has a view that is made of one"
+            raise MediaError(f"{subject} {made} of more than {most:,} pixels.")
     expected = (view.tiles * groups, view.tile[0] // spec.patch_size, view.tile[1] // spec.patch_size)
     if grid != expected:
         raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")
 
 
-def _fits(view: View, factor: int, most_pixels: float) -> bool:
+def _fits(view: View, factor: int) -> bool:
     """Whether some of the picture is on the canvas and tiles fill it. `factor`: what sides of tiles are multiples of."""
     if min(*view.resized, *view.canvas, *view.tile, *view.shown) <= 0:
         return False
     seen = all(-size < offset < whole for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True))
-    bounded = max(math.prod(view.resized), math.prod(view.canvas)) <= most_pixels
     coloured = view.colour is None or all(0 <= value <= 255 for value in view.colour)
     tiled = not any(whole % tile or tile % factor for whole, tile in zip(view.shown, view.tile, strict=True))
-    return seen and bounded and coloured and tiled
+    return seen and coloured and tiled

@@ -21,7 +21,7 @@ def _choose(switch: str, variable: str, name: str) -> None:
     if switch in os.environ:
         return
     if variable not in os.environ:
-        folder = _cache_folder(name)
+        folder = cache_folder(name)
         if folder is None:
             os.environ[switch] = "0"  # compiled anew at each start: slower, and otherwise the same
             return
@@ -29,7 +29,7 @@ def _choose(switch: str, variable: str, name: str) -> None:
     os.environ[switch] = "1"
 
 
-def _cache_folder(name: str) -> Path | None:
+def cache_folder(name: str) -> Path | None:
     """A folder of this user alone, because what lies there will be run; None where there can be none."""
     try:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

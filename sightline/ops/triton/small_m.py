@@ -23,18 +23,19 @@ from sightline.ops.linear import SMALL_M, SPLIT_SUMS, TWO_OPS, linear, linear_si
 from sightline.ops.triton import runs_here
 from sightline.ops.triton.dependent_launch import has_dependent_launch, launch_dependents
 from sightline.ops.triton.small_m_tilings import (
-    HOPPER_SHARED_BYTES,
+    SMALL_WEIGHT,
     Chip,
+    Form,
     Tiling,
     fits_workspace,
     gated_tiling,
+    hopper_chip,
     linear_tiling,
     row_bucket,
 )
 from sightline.ops.workspace import Workspace
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of x, as quantise_rows gives them, and of the weight
-_SMALL = 2**20  # numbers of a weight, up to which the chip is not filled anyway
 
 
 @triton.jit
@@ -243,19 +244,19 @@ def _tiling(x: torch.Tensor, weight: torch.Tensor, width: int, gated: bool, scal
     if not (runs_here(x) and _multiplies(x, scale is not None) and x.numel() > 0 and width > 0):
         return None
     rows, size = x.shape
-    inner = 128 if scale is None or scale.ndim == 2 else 256  # bytes of a row at a time; blocks have so many numbers
-    if weight.numel() <= _SMALL:
+    if weight.numel() <= SMALL_WEIGHT:
         steps = -(-size // 128)
         return Tiling(32, 128, split=1 if gated else min(8, max(1, steps // 2)), warps=4, stages=4)
     chip = _hopper(x.device)
     if chip is None:
         return None
-    itemsize = weight.itemsize
-    return (
-        gated_tiling(rows, width, size, itemsize, inner, chip)
-        if gated
-        else linear_tiling(rows, width, size, itemsize, inner, chip)
-    )
+    return (gated_tiling if gated else linear_tiling)(rows, width, size, _form(scale), chip)
+
+
+def _form(scale: torch.Tensor | None) -> Form:
+    if scale is None:
+        return "16-bit"
+    return "fp8" if scale.ndim == 1 else "fp8 blocks"
 
 
 def _multiplies(x: torch.Tensor, fp8: bool) -> bool:
@@ -267,13 +268,7 @@ def _multiplies(x: torch.Tensor, fp8: bool) -> bool:
 
 @functools.cache
 def _hopper(device: torch.device) -> Chip | None:
-    """The chip that the rule was made for; others stay with the library."""
-    if device.type != "cuda":
-        return None
-    found = torch.cuda.get_device_properties(device)
-    if found.major != 9:
-        return None
-    return Chip(found.name, found.multi_processor_count, HOPPER_SHARED_BYTES)
+    return hopper_chip(device)
 
 
 def _takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace | None = None) -> bool:

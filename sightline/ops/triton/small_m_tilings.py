@@ -6,17 +6,28 @@ wave should be nearly full. Narrow weights have few tiles: programs share the su
 
 Where the rule comes from: 45 shapes of ten models, 20 tilings each, on an H200 (benchmarks/results/h200/small_m.json). There
 its choice takes 0.3 to 3 % longer than the best of all, and the library 2 to 11 %. `data/tilings/h200.json` has the shapes at
-which something else is better by more than 2 %.
+which something else is better by more than 2 %; `sightline tune` measures other shapes and other chips, and a worker fixes
+what counts for its GPU before anything runs (worker/tilings.py): the same choices give the same bits.
 """
 
 import functools
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from importlib import resources
+from typing import Any, Literal, TypeAlias, get_args
 
+import torch
+
+from sightline.ops.fp8 import BLOCK
 from sightline.ops.linear import COUNTERS, PARTS
 
 ROW_BUCKETS = (16, 32, 64)
+Form = Literal["16-bit", "fp8", "fp8 blocks"]  # of weights: 8-bit floats have a scale per channel, or per block of 128 x 128
+ITEMSIZE: Mapping[Form, int] = {"16-bit": 2, "fp8": 1, "fp8 blocks": 1}
+_INNER_OF: Mapping[Form, int] = {"16-bit": 128, "fp8": 256, "fp8 blocks": 128}  # what the rule takes at a time
+SMALL_WEIGHT = 2**20  # numbers of a weight, up to which the chip is not filled anyway: nothing is chosen there
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,20 @@ class Tiling:
     warps: int
     stages: int  # loads under way, plus one
     weight_left: bool = False  # the weight is the left operand of the product, for matrix units that want 64 rows there
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """What a tiling is chosen for."""
+
+    rows: int  # of a bucket
+    width: int  # columns of the result
+    size: int  # numbers of a row
+    gated: bool = False  # gate and up, a weight [2 * width, size], with silu(gate) * up as the result
+    form: Form = "16-bit"
+
+
+Choices: TypeAlias = Mapping[GemmShape, Tiling | None]  # None: the library
 
 
 @dataclass(frozen=True)
@@ -61,25 +86,40 @@ def fits_workspace(rows: int, width: int, tiling: Tiling) -> bool:
     return tiling.split == 1 or (tiling.split * rows * width <= PARTS and -(-width // tiling.columns) <= COUNTERS)
 
 
-@functools.cache
-def linear_tiling(rows: int, width: int, size: int, itemsize: int = 2, inner: int = 128, chip: Chip = H200) -> Tiling | None:
-    """For a weight [width, size] and up to 64 rows; None where the library is to be used.
-
-    Programs take `inner` numbers of a row at a time, or half as many if that does not divide a row.
-    """
-    bucket = row_bucket(rows)
-    found, tiling = _measured(chip.name, False, bucket, width, size) if itemsize == 2 else (False, None)
-    if not found:
-        tiling = _linear_rule(bucket, width, size, chip, itemsize, inner)
-    return tiling if tiling is not None and fits_workspace(bucket, width, tiling) else None
+def hopper_chip(device: torch.device) -> Chip | None:
+    """The chip that the rule was made for; others stay with the library."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    if found.major != 9:
+        return None
+    return Chip(found.name, found.multi_processor_count, HOPPER_SHARED_BYTES)
 
 
 @functools.cache
-def gated_tiling(rows: int, width: int, size: int, itemsize: int = 2, inner: int = 128, chip: Chip = H200) -> Tiling | None:
+def linear_tiling(rows: int, width: int, size: int, form: Form = "16-bit", chip: Chip = H200) -> Tiling | None:
+    """For a weight [width, size] and up to 64 rows; None where the library is to be used."""
+    return chosen_tiling(GemmShape(row_bucket(rows), width, size, False, form), chip)
+
+
+@functools.cache
+def gated_tiling(rows: int, width: int, size: int, form: Form = "16-bit", chip: Chip = H200) -> Tiling | None:
     """For gate and up, a weight [2 * width, size]."""
-    bucket = row_bucket(rows)
-    found, tiling = _measured(chip.name, True, bucket, width, size) if itemsize == 2 else (False, None)
-    return tiling if found else _gated_rule(bucket, width, size, chip, itemsize, inner)
+    return chosen_tiling(GemmShape(row_bucket(rows), width, size, True, form), chip)
+
+
+def chosen_tiling(shape: GemmShape, chip: Chip) -> Tiling | None:
+    choices = _fixed.get(chip.name)
+    if choices is None:
+        choices = shipped_choices(chip.name)
+    return choices[shape] if shape in choices else rule_tiling(shape, chip)
+
+
+def rule_tiling(shape: GemmShape, chip: Chip) -> Tiling | None:
+    """What the rule alone says; None where the library is to be used."""
+    rule = _gated_rule if shape.gated else _linear_rule
+    tiling = rule(shape.rows, shape.width, shape.size, chip, ITEMSIZE[shape.form], _INNER_OF[shape.form])
+    return tiling if tiling is not None and fits_workspace(shape.rows, shape.width, tiling) else None
 
 
 def _linear_rule(bucket: int, width: int, size: int, chip: Chip, itemsize: int = 2, inner: int = 128) -> Tiling | None:
@@ -138,19 +178,82 @@ def _fullness(tiling: Tiling, bucket: int, width: int, chip: Chip, itemsize: int
     return programs / (-(-programs // room) * room)
 
 
-def _measured(device: str, gated: bool, bucket: int, width: int, size: int) -> tuple[bool, Tiling | None]:
-    """(whether this was measured, what was best: None is the library)."""
-    table = _table()
-    key = (device, gated, bucket, width, size)
-    return key in table, table.get(key)
+# ---- What was measured
+
+
+_fixed: dict[str, Choices] = {}  # by name of the GPU
+
+
+def fix_choices(gpu: str, choices: Choices) -> None:
+    """From now on these count on that GPU, and beside them the rule alone."""
+    _fixed[gpu] = dict(choices)
+    linear_tiling.cache_clear()
+    gated_tiling.cache_clear()
+
+
+def fixed_choices(gpu: str) -> Choices | None:
+    return _fixed.get(gpu)
+
+
+def shipped_choices(gpu: str) -> Choices:
+    """What comes with the package."""
+    return _shipped().get(gpu, {})
 
 
 @functools.cache
-def _table() -> dict[tuple[str, bool, int, int, int], Tiling | None]:
-    found = {}
+def _shipped() -> dict[str, dict[GemmShape, Tiling | None]]:
+    found: dict[str, dict[GemmShape, Tiling | None]] = {}
     for file in (resources.files("sightline") / "data" / "tilings").iterdir():
         if file.name.endswith(".json"):
             data = json.loads(file.read_text(encoding="utf-8"))
-            for bucket, width, size, gated, tiling in data["choices"]:
-                found[data["device"], gated, bucket, width, size] = None if tiling is None else Tiling(*tiling)
+            for entry in data["choices"]:
+                shape, tiling = from_entry(entry)
+                found.setdefault(data["device"], {})[shape] = tiling
     return found
+
+
+Entry: TypeAlias = list[Any]  # [rows, width, size, gated, tiling or null], for 8-bit floats with the form behind
+
+
+def to_entry(shape: GemmShape, tiling: Tiling | None) -> Entry:
+    entry = [shape.rows, shape.width, shape.size, shape.gated, None if tiling is None else list(astuple(tiling))]
+    return entry if shape.form == "16-bit" else [*entry, shape.form]
+
+
+def from_entry(entry: Entry) -> tuple[GemmShape, Tiling | None]:
+    """Raises TypeError or ValueError where it is no entry. Whether a tiling can run, `can_run` says."""
+    rows, width, size, gated, tiling, form = entry if len(entry) == 6 else [*entry, "16-bit"]
+    if not (_are_counts(rows, width, size) and rows in ROW_BUCKETS and type(gated) is bool and form in get_args(Form)):
+        raise ValueError(f"{entry} names no shape")
+    if tiling is None:
+        return GemmShape(rows, width, size, gated, form), None
+    columns, inner, split, warps, stages, weight_left = tiling if len(tiling) == 6 else [*tiling, False]
+    if not _are_counts(columns, inner, split, warps, stages) or type(weight_left) is not bool:
+        raise ValueError(f"{entry} has no tiling")
+    return GemmShape(rows, width, size, gated, form), Tiling(columns, inner, split, warps, stages, weight_left)
+
+
+def _are_counts(*numbers: object) -> bool:
+    return all(type(number) is int and number > 0 for number in numbers)
+
+
+def digest_of(choices: Choices) -> str:
+    """Names them, in logs: equal if and only if the same is chosen for the same shapes."""
+    entries = sorted(json.dumps(to_entry(shape, tiling)) for shape, tiling in choices.items())
+    return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:12]
+
+
+def can_run(shape: GemmShape, tiling: Tiling | None, chip: Chip) -> bool:
+    """Whether the kernels take it. None, the library, always can."""
+    if tiling is None:
+        return True
+    powers = all(number & (number - 1) == 0 for number in (tiling.columns, tiling.inner, tiling.warps))
+    in_range = 16 <= tiling.columns <= 256 and 32 <= tiling.inner <= 512 and 2 <= tiling.warps <= 8 and 2 <= tiling.stages <= 10
+    if not powers or not in_range or not 1 <= tiling.split <= (1 if shape.gated else 2 * _MOST_SPLIT):
+        return False
+    if tiling.weight_left and tiling.columns < 64:  # matrix units want 64 rows there
+        return False
+    if shape.form == "fp8 blocks" and tiling.inner != BLOCK:
+        return False
+    per_stage = ITEMSIZE[shape.form] * tiling.inner * (tiling.columns * (2 if shape.gated else 1) + shape.rows)
+    return tiling.stages * per_stage <= chip.shared_bytes and fits_workspace(shape.rows, shape.width, tiling)
