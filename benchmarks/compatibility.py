@@ -59,7 +59,7 @@ def matrix(families: Iterable[Family], runs: Iterable[Run]) -> str:
     for family in families:
         kind = f"`{family.model_type}`" + (f", `{family.processor_class}`" if family.processor_class else "")
         for size, config in family.sizes.items():
-            if size == "tiny":
+            if size.startswith("tiny"):
                 continue
             own = [run for run in runs if (run.family, run.size) == (family.name, size)]
             cells = (
@@ -68,7 +68,8 @@ def matrix(families: Iterable[Family], runs: Iterable[Run]) -> str:
                 _last(run for run in own if run.graphs) or "-",
                 _last(run for run in own if run.ranks > 1) or (_CPU if family.name in _RANKS_TRIED else "-"),
             )
-            lines.append("| " + " | ".join((f"`{family.name}` ({kind})", size.upper(), _experts(config), *cells)) + " |")
+            experts = _experts(config[family.text_section])
+            lines.append("| " + " | ".join((f"`{family.name}` ({kind})", size.upper(), experts, *cells)) + " |")
     return "\n".join(lines)
 
 
@@ -77,8 +78,7 @@ def _last(runs: Iterable[Run]) -> str:
     return str(found[-1]) if found else ""
 
 
-def _experts(config: Mapping[str, Any]) -> str:
-    text = config["text_config"]
+def _experts(text: Mapping[str, Any]) -> str:
     count = text.get("num_experts", text.get("n_routed_experts"))
     return f"{text['num_experts_per_tok']} of {count}" if count else "-"
 

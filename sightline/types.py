@@ -81,7 +81,8 @@ class MediaRef:
 
 
 Size = tuple[int, int]  # (height, width) in pixels
-Grid = tuple[int, int, int]  # (tiles of all temporal groups, rows, columns of one) in patches
+# (tiles of all temporal groups, rows, columns of one) in patches; what is left of a tile behind whole patches nobody sees
+Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

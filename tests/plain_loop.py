@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from file_patches import make_patches
+from sightline.encoder.embeddings import arrange_embeddings, split_views
 from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
 from sightline.models.model import VisionLanguageModel
 from sightline.ops.sequences import PagedSequences, StateIndices
@@ -104,5 +105,6 @@ def encode_items(model: VisionLanguageModel, request: Request, processor: Proces
         make_patches(item, processor.image if item.ref.kind == "image" else processor.video, weight.device, weight.dtype)
         for item in request.items
     ]
-    grids = [item.grid for item in request.items]
-    return model.encode(model.vision.make_batch(patches, grids))
+    views = [view for item, own in zip(request.items, patches, strict=True) for view in split_views(item, own)]
+    rows = model.encode(model.vision.make_batch(views, [grid for item in request.items for grid in item.grids]))
+    return arrange_embeddings(rows, request.items, processor, model.vision)

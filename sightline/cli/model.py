@@ -103,7 +103,7 @@ def _describe_experts(spec: "ModelSpec", model: "VisionLanguageModel") -> str:
     experts = spec.text.experts
     assert experts is not None
     sparse = sum(layer.mlp == experts for layer in spec.text.layers)
-    shared = "" if experts.shared_expert == "none" else " and a shared one"
+    shared = {0: "", 1: " and a shared one"}.get(experts.shared, f" and {experts.shared} shared ones")
     layouts = [spec.expert_layout or "", *family_named(spec.family).expert_layouts]
     layout = next(filter(None, layouts), "as its family says")
     return (

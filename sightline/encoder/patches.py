@@ -15,7 +15,7 @@ from sightline.encoder.tiles import cut_tiles
 from sightline.ops.pixels import patchify
 from sightline.spec import PatchSpec
 from sightline.timing import StageClock
-from sightline.types import MediaItem
+from sightline.types import Grid, MediaItem
 
 # Frames of a video, and stills that the GPU decodes, are resized in groups of about this many bytes, so that a long clip never
 # lies whole on the device as full-size pixels (768 frames of 1080p would be 4.8 GB).
@@ -56,8 +56,8 @@ def _groups(pixels: NDArray[np.uint8], item: MediaItem, step: int) -> Iterator[N
 def _cut_frames(frames: torch.Tensor, item: MediaItem, spec: PatchSpec, dtype: torch.dtype) -> list[torch.Tensor]:
     """Patches of some of a video's frames, uint8 [frames, height, width, 3] on the device: a tensor for each view."""
     time, found = spec.temporal_patch_size, []
-    for view in item.views:
-        tiles = cut_tiles(frames, view, spec.mean)
+    for view, grid in zip(item.views, item.grids, strict=True):
+        tiles = _whole_patches(cut_tiles(frames, view, spec.mean), grid, spec)
         if tiles.shape[1] > 1:  # a tile is a clip of its own: the frames of a temporal patch side by side
             tiles = tiles.unflatten(0, (-1, time)).transpose(1, 2)
         images = tiles.flatten(0, -4)
@@ -102,12 +102,17 @@ def cut_stills(
     turn.
     """
     sizes, found = (spec.patch_size, spec.temporal_patch_size, spec.merge_size), []
-    for view in item.views:
-        tiles = cut_tiles(frames, view, spec.mean)
+    for view, grid in zip(item.views, item.grids, strict=True):
+        tiles = _whole_patches(cut_tiles(frames, view, spec.mean), grid, spec)
         tall = tiles.reshape(1, -1, *tiles.shape[3:])
         patches = patchify(tall, spec.mean, spec.std, *sizes, compact, dtype)
         found.append(patches.split(len(patches) // len(frames)))
     return tuple(_joined(views) for views in zip(*found, strict=True))
+
+
+def _whole_patches(tiles: torch.Tensor, grid: Grid, spec: PatchSpec) -> torch.Tensor:
+    """[frames, tiles, height, width, 3] without what is left of a tile behind its last whole patches."""
+    return tiles[:, :, : grid[1] * spec.patch_size, : grid[2] * spec.patch_size]
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from sightline.errors import CheckpointError, ConfigError
 from sightline.models.expert_layout import INDEX_FILE, SINGLE_FILE, VERSIONS
 from sightline.models.family import Family
 from sightline.models.registry import family_named, read_model_spec
-from sightline.models.weight_table import WeightTable, hub_name
+from sightline.models.weight_table import WeightTable
 from sightline.models.weights.expressions import Stored, TensorShape
 from sightline.prompt.byte_tokenizer import SMALL_BASE, write_byte_tokenizer
 from sightline.spec import ExpertLayout
@@ -41,8 +41,8 @@ def create_checkpoint(
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; a new checkpoint is written to a new or empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = config["text_config"]["vocab_size"]
-    tokens = family.special_tokens.ids(SMALL_BASE if size == "tiny" else None)
+    vocab = config[family.text_section]["vocab_size"]
+    tokens = family.special_tokens.ids(SMALL_BASE if size.startswith("tiny") else None)
     assert max(tokens.values()) < vocab
     _write_json_files(folder, family, config, tokens, dtype)
     write_byte_tokenizer(folder, tokens, eos=family.eos_tokens[0])
@@ -69,9 +69,10 @@ def _version_for(family: Family, layout: ExpertLayout) -> str:
 
 def _write_json_files(folder: Path, family: Family, config: dict[str, Any], tokens: dict[str, int], dtype: torch.dtype) -> None:
     ends = [tokens[name] for name in family.eos_tokens]
-    config["text_config"] |= {"dtype": str(dtype).removeprefix("torch.")}
+    text = config[family.text_section]
+    text |= {"dtype": str(dtype).removeprefix("torch.")}
     for field, named in family.text_token_fields.items():
-        config["text_config"][field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
+        text[field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
     config |= {"architectures": [family.architecture], "model_type": family.model_type}
     config |= {field: tokens[name] for field, name in family.token_fields.items()}
     files: dict[str, Any] = {
@@ -79,9 +80,9 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
         "generation_config.json": {
             "do_sample": False,
             "eos_token_id": ends,
-            "pad_token_id": config["text_config"].get("pad_token_id", ends[0]),  # a family may name none
+            "pad_token_id": text.get("pad_token_id", ends[0]),  # a family may name none
         },
-        "preprocessor_config.json": dict(family.preprocessor),
+        family.preprocessor_file: dict(family.preprocessor),
     }
     if family.video_preprocessor is not None:
         files["video_preprocessor_config.json"] = dict(family.video_preprocessor)
@@ -90,7 +91,7 @@ def _write_json_files(folder: Path, family: Family, config: dict[str, Any], toke
 
 
 def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int) -> None:
-    stored = {hub_name(name): tensor for name, tensor in table.stored().items()}
+    stored = {table.hub_name(name): tensor for name, tensor in table.stored().items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
     generator = torch.Generator().manual_seed(seed)

@@ -103,6 +103,8 @@ def read_model_spec(folder: Path) -> ModelSpec:
         raise ConfigError("config.json asks for code from the checkpoint ('auto_map'); remote code is refused.")
     family = registry().find(model_type, folder)
     fp8 = read_quantization(config.section("quantization_config")) if "quantization_config" in config else None
+    if family.tokenizer_fields:
+        config.supply(_token_ids(folder, family))
     spec = family.read_spec(config)
     return dataclasses.replace(spec, fp8=fp8, expert_layout=read_expert_layout(folder, config) if spec.text.experts else None)
 
@@ -111,13 +113,12 @@ def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> Pr
     """preprocessor_config.json and video_preprocessor_config.json, or the two halves of a processor_config.json."""
     image_path, video_path = folder / "preprocessor_config.json", folder / "video_preprocessor_config.json"
     joint_path = folder / "processor_config.json"
-    image = video = None
-    if joint_path.exists():
-        joint = Fields(read_json(joint_path), "processor_config.json")
-        image = joint.section("image_processor") if "image_processor" in joint else None
-        video = joint.section("video_processor") if "video_processor" in joint else None
+    joint = Fields(read_json(joint_path) if joint_path.exists() else {}, joint_path.name)
+    image = joint.section("image_processor") if "image_processor" in joint else None
+    video = joint.section("video_processor") if "video_processor" in joint else None
     if image is None:
-        image = Fields(read_json(image_path), image_path.name)
+        alone = joint_path.exists() and not image_path.exists()  # the whole of processor_config.json is of images
+        image = joint if alone else Fields(read_json(image_path), image_path.name)
     if video is None:
         video = Fields(read_json(video_path) if video_path.exists() else {}, video_path.name)
     config = Fields(read_json(folder / "config.json"), "config.json")
@@ -127,6 +128,18 @@ def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> Pr
     if not 0 < least <= most:
         raise ConfigError(f"The smallest image area, {least} pixels, must be above 0 and at most the largest, {most}.")
     return dataclasses.replace(processor, image=dataclasses.replace(processor.image, min_pixels=least, max_pixels=most))
+
+
+def _token_ids(folder: Path, family: Family) -> dict[str, int]:
+    """By the fields that the family names."""
+    added = read_json(folder / "tokenizer.json").get("added_tokens") or []
+    ids = {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
+    found = {}
+    for field, name in family.tokenizer_fields.items():
+        if not isinstance(token_id := ids.get(name), int):
+            raise ConfigError(f"tokenizer.json has no special token {name!r}, which models of the family {family.name} need.")
+        found[field] = token_id
+    return found
 
 
 def _import(name: str, origin: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 A *pair* is a token and one of the experts chosen for it: pair number token * chosen + n. A shared expert, which every token
 goes to, is one more expert behind the others: it is in the same grouped GEMMs, and there is no second way through the layer.
+There may be several of them.
 
 Where ranks have whole experts, each some that stand together, `held` are those of this one: experts are then numbered from its
 first, and a pair of another rank's has the expert -1: it is in no list, nothing is computed for it, and no sum takes it.
@@ -32,6 +33,9 @@ def _route_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         bias = make.normal(count, dtype=torch.float32)
         sigmoid = {"bias": bias, "chosen": chosen, "scores": "sigmoid", "scale": 2.5}
         yield {"logits": make.normal(tokens, count, dtype=torch.float32), **sigmoid, "shared": "plain"}
+        more = {"shared": "plain", "shared_count": 2, "normalise": False}
+        yield {"logits": make.normal(tokens, count), **softmax, **more, "scale": 1.5}
+        yield {"logits": make.normal(tokens, count, dtype=torch.float32), **sigmoid, **more}
     equal = torch.zeros_like(make.normal(3, 16))  # ties: all experts, and two groups of them
     equal[1, 5:9] = 1
     equal[2, 3] = -float("inf")
@@ -46,16 +50,17 @@ def _route_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 @op(examples=_route_examples, tolerances={torch.float32: Tolerance(1e-6, 1e-5), torch.bfloat16: Tolerance(1e-6, 8e-3)})
 def route_tokens(
     logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
-    held: Held | None = None,
+    held: Held | None = None, shared_count: int = 1, normalise: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Which experts each token goes to, the best first, and how much each counts.
 
     logits [tokens, count], with the logit of the shared expert's gate behind them where shared is "gated"; bias [count] float32
     or None. Chosen by score + bias, or by the logit itself where there is no bias; of equal ones the one with the lower number,
-    and not-a-number last. Weights are scores, divided by their sum and times `scale`, rounded to the dtype of `logits`.
+    and not-a-number last. Weights are scores, divided by their sum if `normalise`, and times `scale`, rounded to the dtype of
+    `logits`.
 
-    experts [tokens, chosen] int32 and weights likewise, float32. Where there is a shared expert a last column has its number,
-    `count`, and its weight: 1, or the sigmoid of its logit.
+    experts [tokens, chosen] int32 and weights likewise, float32. Where there are shared experts more columns, `shared_count` of
+    them, have their numbers, from `count` on, and their weight: 1, or the sigmoid of the logit.
     """
     count = logits.shape[1] - (shared == "gated")
     wide = logits[:, :count].float()
@@ -64,11 +69,12 @@ def route_tokens(
     key = torch.where(key.isnan(), -torch.inf, key)
     experts = key.sort(dim=1, descending=True, stable=True).indices[:, :chosen]
     weights = found.gather(1, experts)
-    weights = weights / (weights.sum(1, keepdim=True) + _TINY) * scale
+    weights = (weights / (weights.sum(1, keepdim=True) + _TINY) if normalise else weights) * scale
     if shared != "none":
         own = logits[:, count:].float().sigmoid() if shared == "gated" else torch.ones_like(weights[:, :1])
-        experts = F.pad(experts, (0, 1), value=count)
-        weights = torch.cat((weights, own), 1)
+        numbers = torch.arange(count, count + shared_count, device=experts.device)
+        experts = torch.cat((experts, numbers.expand(len(experts), -1)), 1)
+        weights = torch.cat((weights, own.expand(-1, shared_count)), 1)
     if held is not None:
         experts = experts - held[0]
         experts = torch.where((experts >= 0) & (experts < held[1]), experts, -1)

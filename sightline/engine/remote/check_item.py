@@ -50,7 +50,8 @@ def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSp
         for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True)
     )
     fits = min(numbers) > 0 and not any(
-        whole % tile or tile % (spec.patch_size * spec.merge_size) for whole, tile in zip(view.canvas, view.tile, strict=True)
+        whole % tile or tile < spec.factor or tile // spec.patch_size % spec.merge_size
+        for whole, tile in zip(view.canvas, view.tile, strict=True)
     )
     if not (inside and fits):
         raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")

@@ -1,0 +1,81 @@
+"""Prompts, rows, logits and greedy tokens equal those of transformers' parts on the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepseek_vl2.oracle import images_of, joined_oracle
+from parity.conversations import conversations, picture
+from parity.subject import TOLERANCE, check_bfloat16, subject
+from sightline.types import Request
+
+KINDS = ("tiny",)
+GREEDY_TOKENS = 64
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts]
+    return {"role": "user", "content": content}
+
+
+def odd_conversations() -> dict[str, Any]:
+    """One tile and many, and images that are smaller than a tile, wide, tall and of odd sizes."""
+    return {
+        "many tiles": [user(picture(1371, 911, 5), "What is this?")],
+        "wide and tall": [user("A ", picture(1400, 301, 6), " and ", picture(77, 1203, 7), "?")],
+        "one tile": [user(picture(53, 47, 8), picture(384, 384, 9), "Which?")],
+        "more than two": [user(*(picture(300 + 171 * n, 811 - 99 * n, n) for n in range(3)), "Compare.")],
+    }
+
+
+ALL = {**conversations(), **odd_conversations()}
+FEW = ("text only", "several turns", "wide and tall", "more than two")
+every_conversation = pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
+)
+
+
+def checked_request(folder: Path, name: str) -> Request:
+    """Ours, whose ids and positions are right."""
+    request = subject(folder).request(ALL[name])
+    assert request.token_ids.tolist() == joined_oracle(folder).ids(ALL[name])
+    assert (request.positions == torch.arange(len(request)).numpy()).all() and request.position_delta == 0
+    return request
+
+
+@every_conversation
+@every_kind
+def test_ids_rows_logits_tokens(checkpoints: dict[str, Path], kind: str, name: str) -> None:
+    """Red if anything of the prompt, the tiles, the tower, the order of rows, the decoder or the weights is another."""
+    folder = checkpoints[kind]
+    ours, reference = subject(folder), joined_oracle(folder)
+    request = checked_request(folder, name)
+    rows, expected = ours.rows(request), reference.rows(images_of(ALL[name])) if images_of(ALL[name]) else None
+    if expected is not None:
+        assert rows is not None
+        torch.testing.assert_close(rows, expected.main, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(
+        ours.logits(request), reference.logits_for_request(request, expected, []), atol=TOLERANCE, rtol=0
+    )
+    assert ours.greedy(request, GREEDY_TOKENS) == reference.greedy(request, expected, GREEDY_TOKENS)
+
+
+@every_conversation
+@every_kind
+def test_bfloat16(checkpoints: dict[str, Path], kind: str, name: str) -> None:
+    """Red when a result is rounded once more than it must be, or the router's scores are."""
+    folder = checkpoints[kind]
+    exact, rounded = joined_oracle(folder), joined_oracle(folder, torch.bfloat16)
+    ours = subject(folder, "cpu", torch.bfloat16)
+    request, images = checked_request(folder, name), images_of(ALL[name])
+    rows = [reference.rows(images) if images else None for reference in (exact, rounded)]
+    if images:
+        mine = ours.rows(request)
+        assert mine is not None and rows[0] is not None and rows[1] is not None
+        their_error, my_error = ((found.float() - rows[0].main).square().mean().sqrt() for found in (rows[1].main, mine))
+        assert my_error <= 1.5 * their_error, f"ours {my_error:.5f}, transformers' {their_error:.5f}"
+    check_bfloat16(exact, rounded, ours, request, rows[0], rows[1], exact.greedy(request, rows[0], 24))  # type: ignore[arg-type]
