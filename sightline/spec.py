@@ -321,8 +321,16 @@ class TextSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer that has it; all of a model's are alike."""
-        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+        """Of the first layer that has it; all of a model's are alike. A ConfigError where none has."""
+        found = next((layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec)), None)
+        if found is None:
+            raise ConfigError("The model's attention is its family's own; this works only with keys and values of each head.")
+        return found
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether there is such a layer."""
+        return any(isinstance(layer.mixer, AttentionSpec) for layer in self.layers)
 
     @property
     def gated_mlp(self) -> GatedMLPSpec:

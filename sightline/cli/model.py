@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sightline.models.model import VisionLanguageModel
-    from sightline.spec import ModelSpec
+    from sightline.spec import ModelSpec, TextSpec
 
 
 def add_command(commands: Any) -> None:
@@ -80,10 +80,7 @@ def run_info(arguments: argparse.Namespace) -> None:
     print(f"parameters  {sum(counts):,} (vision {counts[0]:,}, text {counts[1]:,})")
     text = spec.text
     print(f"vision      {spec.vision.summary}")
-    print(
-        f"text        {text.num_layers} layers of {text.hidden_size}, "
-        f"{text.attention.num_heads}/{text.attention.num_kv_heads} heads of {text.attention.head_dim}"
-    )
+    print(f"text        {text.num_layers} layers of {text.hidden_size}, {_describe_attention(text)}")
     if text.experts is not None:
         print(f"experts     {_describe_experts(spec, model)}")
     print(f"fp8         {_describe_fp8(spec, model)}")
@@ -93,6 +90,12 @@ def run_info(arguments: argparse.Namespace) -> None:
     first, second = describe(outlook(spec, ranks, whole))
     print(f"memory      {first}\n            {second}")
     print(f"images      {image.min_pixels:,} to {image.max_pixels:,} pixels, sides in steps of {image.factor}")
+
+
+def _describe_attention(text: "TextSpec") -> str:
+    if text.has_attention:
+        return f"{text.attention.num_heads}/{text.attention.num_kv_heads} heads of {text.attention.head_dim}"
+    return f"{text.token_bytes(1) // text.num_layers} numbers kept of a token in each"
 
 
 def _describe_experts(spec: "ModelSpec", model: "VisionLanguageModel") -> str:

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from deepseek_vl2.conftest import SIZES
 from deepseek_vl2.oracle import images_of, joined_oracle
 from parity.conversations import conversations, picture
 from parity.subject import TOLERANCE, check_bfloat16, subject
 from sightline.types import Request
 
-KINDS = ("tiny",)
 GREEDY_TOKENS = 64
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", SIZES)
 
 
 def user(*parts: Any) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.models.families.deepseek_vl2.config import read_spec
 from sightline.models.families.deepseek_vl2.processor import read_processor
+from sightline.models.families.deepseek_vl2.sharding import shard_latent_attention
 from sightline.models.families.deepseek_vl2.sizes import EOS, PROCESSOR, SIZES, SPECIAL_TOKENS
+from sightline.models.families.deepseek_vl2.spec import LatentAttentionSpec
 from sightline.models.families.deepseek_vl2.weights import LAYOUTS, weights
 from sightline.models.family import Family
 from sightline.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from sightline.models.decoder import Modules
     from sightline.models.tower import Tower
 
 
@@ -24,6 +27,12 @@ def tower(spec: ModelSpec) -> "Tower":
     return SiglipTower(vision)
 
 
+def modules() -> "Modules":
+    from sightline.models.families.deepseek_vl2.latent_attention import LatentAttention
+
+    return {LatentAttentionSpec: lambda spec, text: LatentAttention(spec, text.hidden_size)}
+
+
 FAMILY = Family(
     name="deepseek-vl2",
     model_type="deepseek_vl_v2",
@@ -32,6 +41,8 @@ FAMILY = Family(
     read_processor=read_processor,
     weight_table=weights,
     tower=tower,
+    modules=modules,
+    shards={LatentAttentionSpec: shard_latent_attention},
     sizes=SIZES,
     preprocessor=PROCESSOR,
     preprocessor_file="processor_config.json",
