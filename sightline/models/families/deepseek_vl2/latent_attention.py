@@ -46,4 +46,5 @@ class LatentAttention(nn.Module):
             if not len(q):
                 return q.new_empty(0, self.spec.num_heads * self.spec.value_dim)
             sequences = single_queries(logits_indices, sequences.page_table)
-        return latent_attention(q, self.keys, self.values, cache, sequences).flatten(1)
+        attended: torch.Tensor = latent_attention(q, self.keys, self.values, cache, sequences).flatten(1)
+        return attended

@@ -61,7 +61,7 @@ SIZES = {
     "tiny-mla": _size({**_TINY_TEXT, **_TINY_LATENT}, _TINY_SIGLIP),
     "tiny-mla-sigmoid": _size({**_TINY_TEXT, **_TINY_LATENT}, _TINY_SIGLIP, **_SIGMOIDS),
     "3b": _size({**_text(12, 1280, 10, 6848, 64, 896), **_PLAIN}, _SIGLIP),
-    "16b": _size({**_text(27, 2048, 16, 10944, 64, 1408), **_LATENT}, _SIGLIP),
+    "16b": _size({**_text(27, 2048, 16, 10944, 64, 1408), **_LATENT, "vocab_size": 102400}, _SIGLIP),
     "27b": _size({**_text(30, 2560, 32, 12288, 72, 1536), **_LATENT}, _SIGLIP, **_SIGMOIDS),
 }
 PROCESSOR: dict[str, Any] = {
