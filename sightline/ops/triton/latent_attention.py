@@ -13,15 +13,14 @@ from sightline.ops.latent_cache import LatentCache
 from sightline.ops.sequences import PagedSequences
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
-from sightline.ops.triton.paged_attention import ROWS, part_of_keys, parts_for, precision
+from sightline.ops.triton.paged_attention import KEYS, MOST_PARTS, ROWS, part_of_keys, parts_for, precision
 
-KEYS = 64  # parts are of a multiple of so many
 _AT_ONCE = 32  # keys
 _JOINED = 128  # numbers of a latent that a program joins
 
 
 @triton.jit(do_not_specialize=["max_pages", "parts"])
-def _decode_part(
+def _decode_latents(
     q, latents, scales, page_table, context_lengths, maxima, sums, partial, scale, max_pages, parts, heads: tl.constexpr,
     RANK: tl.constexpr, TURNED: tl.constexpr, page_size: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     AT_ONCE: tl.constexpr, PRECISION: tl.constexpr, QUANTISED: tl.constexpr, PDL: tl.constexpr,
@@ -74,20 +73,20 @@ def _decode_part(
         tl.store(partial + at.to(tl.int64)[:, None] * RANK + dim[None, :], values, mask=mine[:, None])
 
 
-@triton.jit
-def _join(
-    maxima, sums, partial, context_lengths, out, heads: tl.constexpr, RANK: tl.constexpr, PARTS: tl.constexpr,
+@triton.jit(do_not_specialize=["parts"])
+def _join_latents(
+    maxima, sums, partial, context_lengths, out, parts, heads: tl.constexpr, RANK: tl.constexpr, MOST: tl.constexpr,
     KEYS: tl.constexpr, JOINED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """JOINED numbers of what one head gathers."""
+    """JOINED numbers of what one head gathers, of at most MOST parts."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_lengths + sequence)
     wait_for_dependencies(PDL)
     dim = tl.program_id(2) * JOINED + tl.arange(0, JOINED)
-    part = tl.arange(0, PARTS)
-    first, _ = part_of_keys(context, part, PARTS, KEYS)
-    used = first < context  # others have written nothing
-    at = (sequence * heads + head) * PARTS + part
+    part = tl.arange(0, MOST)
+    first, _ = part_of_keys(context, part, parts, KEYS)
+    used = (first < context) & (part < parts)  # others have written nothing
+    at = (sequence * heads + head) * parts + part
     own = tl.load(maxima + at, mask=used, other=float("-inf"))
     sums_of_parts = tl.load(sums + at, mask=used, other=0.0)
     pieces = tl.load(partial + at.to(tl.int64)[:, None] * RANK + dim[None, :], mask=used[:, None], other=0.0)
@@ -118,13 +117,13 @@ def latent_decode_triton(
     gathered = q.new_empty(tokens, heads, rank)
     early = dependent_launch(tokens, q.device)
     scales = cache.latents if cache.scales is None else cache.scales
-    _decode_part[(tokens, blocks, parts)](
+    _decode_latents[(tokens, blocks, parts)](
         absorbed, cache.latents, scales, sequences.page_table, sequences.context_lengths, *scratch, query_dim**-0.5,
         sequences.page_table.shape[1], parts, heads, rank, turned, page_size, ROWS, KEYS, _AT_ONCE, precision(q),
         cache.quantised, num_warps=8, num_stages=2, **early,
     )  # fmt: skip
     joined = min(rank, _JOINED)
-    _join[(tokens, heads, rank // joined)](
-        *scratch, sequences.context_lengths, gathered, heads, rank, parts, KEYS, joined, **early
+    _join_latents[(tokens, heads, rank // joined)](
+        *scratch, sequences.context_lengths, gathered, parts, heads, rank, MOST_PARTS, KEYS, joined, **early
     )
     return give_back(gathered, values)

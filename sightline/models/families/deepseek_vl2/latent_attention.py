@@ -35,7 +35,7 @@ class LatentAttention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, logits_indices: LogitsIndices | None
     ) -> torch.Tensor:
         assert isinstance(cache, LatentCache)
-        q = self.q(hidden).unflatten(1, (self.spec.num_heads, -1))
+        q: torch.Tensor = self.q(hidden).unflatten(1, (self.spec.num_heads, -1))
         latents, rotated = self.latent(hidden).split([self.spec.rank, self.spec.rope.rotary_dim], 1)
         angles = RotaryAngles(self.rotary.cos, self.rotary.sin, batch.positions, self.axes)
         rotary(q[..., self.spec.nope_dim :], rotated[:, None], angles, self.spec.rope.pairing)
