@@ -22,7 +22,8 @@ BEGIN, END = "<!-- matrix: begin, by python -m benchmarks.compatibility -->", "<
 _SERVED, _STEP = ("ttft_ms", "serve_rps", "decode_tok_s"), ("decode_ms", "tower_launch_ms")  # kinds of figures, see targets
 _HEAD = "| family (`model_type`) | size | experts | bfloat16 | fp8 | CUDA graphs | tensor parallel |"
 _CPU = "CPU"
-_RANKS_TRIED = ("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "glm-4.6v", "glm-4.1v")  # tests/parallel/checkpoints.py
+# In tests/parallel/checkpoints.py, or by tests of their own.
+_RANKS_TRIED = ("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "glm-4.6v", "glm-4.1v", "deepseek-vl2")
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,9 @@ class ExpertsSpec:
              sigmoid   of each logit, all in float32; a bias per expert, float32, is added to choose and not to weigh
     Weights are the scores of the chosen experts, divided by their sum if `normalised`, and times `scale`.
 
+    groups   (n, m): experts stand in n groups of equal size, and those of the best m are chosen from: of groups with the best
+             expert, or, where there is a bias, with the best two together
+
     shared_expert   plain   `shared_count` more experts of the same size, which every token goes to with weight 1. Where a
                             checkpoint has one MLP as wide as all of them, each is a part of it
                     gated   one, likewise, with the weight sigmoid(g x); g is a row of its own
@@ -273,6 +276,7 @@ class ExpertsSpec:
     shared_count: int = 1
     normalised: bool = True
     float32_softmax: bool = False  # nothing of the softmax is rounded
+    groups: tuple[int, int] | None = None
 
     @property
     def shared(self) -> int:

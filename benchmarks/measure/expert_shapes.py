@@ -39,6 +39,7 @@ def _route_tokens(at: Setting) -> Iterator[KernelCase]:
             "shared": spec.shared_expert,
             "shared_count": spec.shared_count,
             "normalise": spec.normalised,
+            "groups": spec.groups,
         }
 
     for rows in at.sizes.rows:

@@ -55,7 +55,7 @@ class Router(nn.Module):
             logits = self.instead[: len(x)]
         return route_tokens(
             logits, self.bias, spec.chosen, spec.scores, spec.scale, spec.shared_expert, spec.held, spec.shared_count,
-            spec.normalised,
+            spec.normalised, spec.groups,
         )  # fmt: skip
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

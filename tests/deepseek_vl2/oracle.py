@@ -149,19 +149,20 @@ def decoder(weights: Weights, config: dict[str, Any], dtype: torch.dtype) -> Any
         "first_k_dense_replace": config["first_k_dense_replace"],
         "routed_scaling_factor": config.get("routed_scaling_factor", 1.0),
         "norm_topk_prob": config.get("norm_topk_prob", False),
-        "n_group": 1,
-        "topk_group": 1,
+        "n_group": config["n_group"],
+        "topk_group": config["topk_group"],
     }
+    method = config["topk_method"]
     if config.get("use_mla", True):
         latent = {name: config[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
         sigmoid = config.get("scoring_func") == "sigmoid"
         kinds = ("DeepseekV3Config", "DeepseekV3ForCausalLM") if sigmoid else ("DeepseekV2Config", "DeepseekV2ForCausalLM")
         kind, model = (getattr(transformers, name) for name in kinds)
-        own = {} if sigmoid else {"topk_method": "greedy", "head_dim": config["qk_rope_head_dim"]}
+        own = {} if sigmoid else {"topk_method": method, "head_dim": config["qk_rope_head_dim"]}
         made = model(kind(**shared, **experts, **latent, **own, q_lora_rank=None))
     else:
         made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shared))
-        moe = transformers.DeepseekV2Config(**shared, **experts, topk_method="greedy")
+        moe = transformers.DeepseekV2Config(**shared, **experts, topk_method=method)
         for layer in made.model.layers[config["first_k_dense_replace"] :]:
             layer.mlp = DeepseekV2Moe(moe)
     state = dict(weights)

@@ -8,8 +8,11 @@ import torch
 
 from deepseek_vl2.conftest import SIZES
 from deepseek_vl2.oracle import images_of, joined_oracle
+from parallel.checkpoints import many_heads
 from parity.conversations import conversations, picture
 from parity.subject import TOLERANCE, check_bfloat16, subject
+from sightline.errors import ConfigError
+from sightline.models.families.deepseek_vl2 import FAMILY
 from sightline.types import Request
 
 GREEDY_TOKENS = 64
@@ -62,6 +65,24 @@ def test_ids_rows_logits_tokens(checkpoints: dict[str, Path], kind: str, name: s
         ours.logits(request), reference.logits_for_request(request, expected, []), atol=TOLERANCE, rtol=0
     )
     assert ours.greedy(request, GREEDY_TOKENS) == reference.greedy(request, expected, GREEDY_TOKENS)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_experts_of_the_best_groups(tmp_path: Path, scores: str) -> None:
+    """Two groups of three. Red if one is chosen otherwise than by its best expert, or with a bias by its best two."""
+    own = {"n_group": 3, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5}
+    if scores == "sigmoid":
+        own |= FAMILY.sizes["tiny-mla-sigmoid"]["language_config"] | {"n_group": 3, "topk_group": 2, "vocab_size": 320}
+    folder = many_heads(tmp_path / "model", "deepseek-vl2", {"language_config": own})
+    ours, reference = subject(folder), joined_oracle(folder)
+    experts = ours.llm.spec.text.experts
+    assert experts is not None and experts.groups == (3, 2) and experts.scores == scores
+    request = checked_request(folder, "text only")
+    logits = reference.logits_for_request(request, None, [])
+    torch.testing.assert_close(ours.logits(request), logits, atol=TOLERANCE, rtol=0)
+    assert ours.greedy(request, GREEDY_TOKENS) == reference.greedy(request, None, GREEDY_TOKENS)
+    with pytest.raises(ConfigError, match="9 of 12 experts cannot be chosen from 'topk_group' 2 of 'n_group' 3"):
+        many_heads(tmp_path / "few", "deepseek-vl2", {"language_config": {**own, "num_experts_per_tok": 9}})
 
 
 @every_conversation

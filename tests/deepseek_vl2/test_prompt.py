@@ -164,9 +164,8 @@ def test_new_models_are_the_published_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "section", "field", "value", "word"),
     [
-        ("config.json", "language_config", "topk_method", "group_limited_greedy", "topk_method"),
+        ("config.json", "language_config", "topk_method", "noaux_tc", "topk_method"),
         ("config.json", "language_config", "scoring_func", "tanh", "scoring_func"),
-        ("config.json", "language_config", "n_group", 2, "n_group"),
         ("config.json", "language_config", "rope_scaling", {"type": "yarn", "factor": 40}, "rope_scaling"),
         ("config.json", "language_config", "q_lora_rank", 1536, "q_lora_rank"),
         ("config.json", "language_config", "num_experts_per_tok", 13, "num_experts_per_tok"),

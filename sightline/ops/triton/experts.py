@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from sightline.ops.experts import (
+    Groups,
     Held,
     Lists,
     Scores,
@@ -100,15 +101,16 @@ def _route(
 
 def _can_route(
     logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
-    held: Held | None = None, shared_count: int = 1, normalise: bool = True,
+    held: Held | None = None, shared_count: int = 1, normalise: bool = True, groups: Groups | None = None,
 ) -> bool:  # fmt: skip
-    return runs_here(logits) and logits.is_contiguous() and logits.numel() > 0 and (bias is None) == (scores == "softmax")
+    plain = groups is None and (bias is None) == (scores == "softmax")
+    return runs_here(logits) and logits.is_contiguous() and logits.numel() > 0 and plain
 
 
 @route_tokens.kernel("triton", when=_can_route, graph_safe=True)
 def route_tokens_triton(
     logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
-    held: Held | None = None, shared_count: int = 1, normalise: bool = True,
+    held: Held | None = None, shared_count: int = 1, normalise: bool = True, groups: Groups | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tokens, count = len(logits), logits.shape[1] - (shared == "gated")
     more = 0 if shared == "none" else shared_count

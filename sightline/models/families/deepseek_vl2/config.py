@@ -122,19 +122,19 @@ def _read_mixer(fields: Fields, hidden: int) -> MixerSpec:
 
 
 def _read_experts(fields: Fields) -> ExpertsSpec | None:
-    """Chosen by the scores themselves, or by sigmoids with a bias; never by groups of experts."""
+    """Chosen by a softmax, or by sigmoids with a bias."""
     count = fields.take("n_routed_experts", None)
     fields.must_be("moe_layer_freq", 1)
-    fields.must_be("n_group", 1)
-    fields.must_be("topk_group", 1)
     fields.must_be("ep_size", 1)
     fields.ignore("aux_loss_alpha", "seq_aux")  # of training
     scores = fields.take("scoring_func", "softmax")
-    method = {"softmax": "greedy", "sigmoid": "noaux_tc"}.get(scores)
-    if method is None:
+    methods = {"softmax": ("greedy", "group_limited_greedy"), "sigmoid": ("noaux_tc",)}.get(scores)
+    if methods is None:
         raise ConfigError(f"{fields.name}: 'scoring_func' is {scores!r}, but only 'softmax' or 'sigmoid' is supported.")
-    if (named := fields.take("topk_method", "greedy")) != method:
-        raise ConfigError(f"{fields.name}: 'topk_method' is {named!r}, but with {scores} only {method!r} is supported.")
+    if (method := fields.take("topk_method", "greedy")) not in methods:
+        wanted = " or ".join(map(repr, methods))
+        raise ConfigError(f"{fields.name}: 'topk_method' is {method!r}, but with {scores} only {wanted} is supported.")
+    groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     normalised, scale = fields.flag("norm_topk_prob", False), fields.number("routed_scaling_factor", 1.0)
     chosen, size = fields.take("num_experts_per_tok", None), fields.integer("moe_intermediate_size", 1407)
     shared = fields.take("n_shared_experts", None)
@@ -149,6 +149,7 @@ def _read_experts(fields: Fields) -> ExpertsSpec | None:
         # One expert is chosen as it is: only several are weighed against each other.
         normalised=normalised and chosen > 1,
         float32_softmax=scores == "softmax",
+        groups=groups if method != "greedy" and groups[0] > 1 else None,
     )
     if shared:
         experts = dataclasses.replace(experts, shared_expert="plain", shared_count=fields.integer("n_shared_experts"))
