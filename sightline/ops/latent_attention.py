@@ -45,9 +45,10 @@ def _examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         # heads, nope_dim, rope_dim, value_dim, rank, page_size, query lengths, context lengths (queries included)
         (2, 24, 16, 32, 48, 4, (3, 1, 6), (3, 9, 10)),
         (4, 32, 16, 16, 64, 16, (1, 1, 1), (1, 16, 33)),
-        (16, 128, 64, 128, 512, 16, (1, 1), (70, 300)),
+        (16, 128, 64, 128, 512, 16, (1, 1), (20, 130)),
         (16, 128, 64, 128, 512, 16, (5,), (40,)),
-        (3, 16, 32, 24, 128, 8, (1,) * 5, (1, 900, 64, 65, 17)),
+        (3, 16, 32, 24, 128, 8, (1,) * 5, (1, 400, 64, 65, 17)),
+        (4, 32, 16, 16, 64, 16, (1, 7, 1, 1, 2), (70, 7, 1, 40, 33)),  # decoding beside prompts
     )
     for heads, nope_dim, rope_dim, value_dim, rank, page_size, queries, contexts in cases:
         needed = [-(-context // page_size) for context in contexts]
@@ -81,15 +82,25 @@ def latent_attention(
     size.
     """
     out = q.new_empty(*q.shape[:2], values.shape[1])
+    attend_in_turn(out, q, keys, values, cache, sequences)
+    return out
+
+
+def attend_in_turn(
+    out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: LatentCache,
+    sequences: PagedSequences, least_queries: int = 1,
+) -> None:  # fmt: skip
+    """Fills `out` sequence by sequence, of those that have so many queries."""
     start = 0
     lengths = zip(sequences.query_lengths_host, sequences.context_lengths_host, strict=True)
     for row, (queries, context) in enumerate(lengths):
         part, start = q[start : start + queries], start + queries
+        if queries < least_queries:
+            continue
         pages = sequences.page_table[row, : -(-context // cache.page_size)].long()
         kept = cache.read(pages, q.dtype)[:context]
         attend = _absorbed if queries == 1 else _expanded
         out[start - queries : start] = attend(part, keys, values, kept)
-    return out
 
 
 def _absorbed(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -130,12 +130,12 @@ def test_preemption(checkpoints: dict[str, Path], kind: str) -> None:
 def test_what_a_page_takes(checkpoints: dict[str, Path], kind: str) -> None:
     """Red if keys and values of each head are kept beside latents, or the memory plan counts something else."""
     spec = loaded(checkpoints[kind]).spec.text
-    for settings, token in (({}, 4 * 64), ({"kv_cache_dtype": "fp8"}, 64 + 8)):
+    for settings, token in (({}, 4 * 80), ({"kv_cache_dtype": "fp8"}, 80 + 8)):
         made = driver(checkpoints[kind], **settings)
         memory, caches = made.engine.executor.facts.memory, local_worker(made.engine.executor).caches
         assert memory.page_bytes == 4 * token * spec.num_layers
         assert sum(tensor.nbytes for tensor in tensors_of(caches)) == memory.kv_bytes
-        assert all(isinstance(cache, LatentCache) and cache.latents.shape[2] == 48 + 16 for cache in caches)
+        assert all(isinstance(cache, LatentCache) and cache.latents.shape[2] == 64 + 16 for cache in caches)
 
 
 def log_probabilities(made: Driver, request: Request) -> list[float]:

@@ -101,5 +101,5 @@ def test_what_model_info_says(checkpoints: dict[str, Path], capsys: pytest.Captu
     """Red if it knows only attention with keys and values of each head, or one shared expert."""
     main(["model", "info", str(checkpoints["tiny-mla"])])
     said = capsys.readouterr().out
-    assert "text        3 layers of 128, 64 numbers kept of a token in each" in said
+    assert "text        3 layers of 128, 80 numbers kept of a token in each" in said
     assert "2 blocks of 144, 2 heads of 72, tiles of 384 pixels" in said and "4 of 12 and 2 shared ones, 48 wide" in said

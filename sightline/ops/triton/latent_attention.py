@@ -4,13 +4,15 @@ All heads of a query meet the same latents, so they are the rows of one product,
 values. What parts bring is joined in pieces of a latent, for a whole one is four times as wide as a usual head.
 """
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from sightline.ops.latent_attention import absorb, give_back, latent_attention
+from sightline.ops.latent_attention import absorb, attend_in_turn, give_back, latent_attention
 from sightline.ops.latent_cache import LatentCache
 from sightline.ops.sequences import PagedSequences
+from sightline.ops.transfer import send
 from sightline.ops.triton import next_power_of_2, runs_here
 from sightline.ops.triton.dependent_launch import dependent_launch, wait_for_dependencies
 from sightline.ops.triton.paged_attention import KEYS, MOST_PARTS, ROWS, part_of_keys, parts_for, precision
@@ -95,11 +97,18 @@ def _join_latents(
     tl.store(out + (sequence.to(tl.int64) * heads + head) * RANK + dim, joined.to(out.dtype.element_ty))
 
 
-def _takes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: LatentCache, sequences: PagedSequences) -> bool:
+def _takes_some(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: LatentCache, sequences: PagedSequences
+) -> bool:
     rank, turned = keys.shape[2], q.shape[2] - keys.shape[1]
     sizes = all(size >= 16 and size == next_power_of_2(size) for size in (rank, turned))
+    contiguous = cache.latents.is_contiguous() and sequences.page_table.is_contiguous()
+    return runs_here(q) and sizes and contiguous and 1 in sequences.query_lengths_host
+
+
+def _takes(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: LatentCache, sequences: PagedSequences) -> bool:
     single = len(sequences.query_lengths_host) == len(q) and sequences.one_query_each
-    return runs_here(q) and sizes and single and cache.latents.is_contiguous() and sequences.page_table.is_contiguous()
+    return single and _takes_some(q, keys, values, cache, sequences)
 
 
 # Contexts come from the device; those of the host only decide into how many parts the keys are split.
@@ -127,3 +136,25 @@ def latent_decode_triton(
         *scratch, sequences.context_lengths, gathered, parts, heads, rank, MOST_PARTS, KEYS, joined, **early
     )
     return give_back(gathered, values)
+
+
+@latent_attention.kernel("triton decode beside prompts", when=_takes_some)
+def latent_decode_beside_prompts(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: LatentCache, sequences: PagedSequences
+) -> torch.Tensor:
+    """Those that decode together, then prompts in turn."""
+    lengths, contexts = np.array(sequences.query_lengths_host), np.array(sequences.context_lengths_host)
+    rows = np.flatnonzero(lengths == 1)
+    tokens = (lengths.cumsum() - lengths)[rows]
+    index = send(np.stack((rows, tokens)), q.device)
+    single = PagedSequences(
+        sequences.page_table[index[0]],
+        torch.arange(len(rows) + 1, dtype=torch.int32, device=q.device),
+        sequences.context_lengths[index[0]],
+        (1,) * len(rows),
+        tuple(contexts[rows].tolist()),
+    )
+    out = q.new_empty(*q.shape[:2], values.shape[1])
+    out[index[1]] = latent_decode_triton(q[index[1]], keys, values, cache, single)
+    attend_in_turn(out, q, keys, values, cache, sequences, least_queries=2)
+    return out

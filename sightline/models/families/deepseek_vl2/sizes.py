@@ -54,7 +54,7 @@ _SIGMOIDS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_pr
 _TINY_TEXT = {
     **_text(3, 128, 2, 192, 12, 48), "num_experts_per_tok": 4, "vocab_size": 320, "max_position_embeddings": 8192,
 }  # fmt: skip
-_TINY_LATENT = {"use_mla": True, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32}
+_TINY_LATENT = {"use_mla": True, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32}
 
 SIZES = {
     "tiny": _size({**_TINY_TEXT, **_PLAIN}, _TINY_SIGLIP),
