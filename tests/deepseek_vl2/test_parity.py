@@ -1,5 +1,6 @@
 """Prompts, rows, logits and greedy tokens equal those of transformers' parts on the same weights."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from sightline.models.families.deepseek_vl2 import FAMILY
 from sightline.types import Request
 
 GREEDY_TOKENS = 64
-
-every_kind = pytest.mark.parametrize("kind", SIZES)
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -38,7 +37,11 @@ def odd_conversations() -> dict[str, Any]:
 ALL = {**conversations(), **odd_conversations()}
 FEW = ("text only", "several turns", "wide and tall", "more than two")
 every_conversation = pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ALL]
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=() if name in (FEW if kind == "tiny-mla" else FEW[-2:]) else pytest.mark.slow)
+        for kind, name in itertools.product(SIZES, ALL)
+    ],
 )
 
 
@@ -51,7 +54,6 @@ def checked_request(folder: Path, name: str) -> Request:
 
 
 @every_conversation
-@every_kind
 def test_ids_rows_logits_tokens(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     """Red if anything of the prompt, the tiles, the tower, the order of rows, the decoder or the weights is another."""
     folder = checkpoints[kind]
@@ -86,7 +88,6 @@ def test_experts_of_the_best_groups(tmp_path: Path, scores: str) -> None:
 
 
 @every_conversation
-@every_kind
 def test_bfloat16(checkpoints: dict[str, Path], kind: str, name: str) -> None:
     """Red when a result is rounded once more than it must be, or the router's scores are."""
     folder = checkpoints[kind]
