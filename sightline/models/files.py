@@ -51,13 +51,14 @@ def find_folder(model: ModelConfig) -> Path:
 def read_files_of(folder: Path, model: ModelConfig, media: MediaConfig) -> ModelFiles:
     add_family_modules(model.family_module)
     spec = read_model_spec(folder)
+    family = family_named(spec.family)
     return ModelFiles(
         folder=folder,
         name=model.model or folder.name,
         spec=spec,
         processor=read_processor_spec(folder, spec, media),
-        tokenizer=Tokenizer.from_folder(folder),
-        template=_read_template(folder, model.chat_template, family_named(spec.family)),
+        tokenizer=Tokenizer.from_folder(folder, family.added_tokens),
+        template=_read_template(folder, model.chat_template, family),
         defaults=read_generation_defaults(folder, spec),
         max_model_len=_choose_length(model.max_model_len, spec.text.max_position),
     )

@@ -24,6 +24,7 @@ from sightline.models.expert_layout import read_expert_layout
 from sightline.models.family import Family, ProcessorFiles
 from sightline.models.fields import Fields
 from sightline.models.quantization_config import read_quantization
+from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ModelSpec, ProcessorSpec
 
 ENTRY_POINTS = "sightline.families"
@@ -132,14 +133,8 @@ def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> Pr
 
 def _token_ids(folder: Path, family: Family) -> dict[str, int]:
     """By the fields that the family names."""
-    added = read_json(folder / "tokenizer.json").get("added_tokens") or []
-    ids = {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
-    found = {}
-    for field, name in family.tokenizer_fields.items():
-        if not isinstance(token_id := ids.get(name), int):
-            raise ConfigError(f"tokenizer.json has no special token {name!r}, which models of the family {family.name} need.")
-        found[field] = token_id
-    return found
+    tokenizer = Tokenizer.from_folder(folder, family.added_tokens)
+    return {field: tokenizer.id_of(name) for field, name in family.tokenizer_fields.items()}
 
 
 def _import(name: str, origin: str) -> ModuleType:

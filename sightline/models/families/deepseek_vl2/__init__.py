@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.models.families.deepseek_vl2.config import read_spec
 from sightline.models.families.deepseek_vl2.processor import read_processor
 from sightline.models.families.deepseek_vl2.sharding import shard_latent_attention
-from sightline.models.families.deepseek_vl2.sizes import EOS, PROCESSOR, SIZES, SPECIAL_TOKENS
+from sightline.models.families.deepseek_vl2.sizes import ADDED_TOKENS, EOS, PROCESSOR, SIZES, SPECIAL_TOKENS
 from sightline.models.families.deepseek_vl2.spec import LatentAttentionSpec
 from sightline.models.families.deepseek_vl2.weights import LAYOUTS, weights
 from sightline.models.family import Family
@@ -49,6 +49,7 @@ FAMILY = Family(
     video_preprocessor=None,
     token_fields={},
     tokenizer_fields={"image_token_id": "<image>"},
+    added_tokens=ADDED_TOKENS,
     text_section="language_config",
     text_token_fields={"eos_token_id": EOS},
     eos_tokens=(EOS,),

@@ -75,10 +75,6 @@ PROCESSOR: dict[str, Any] = {
     "sft_format": "deepseek",
 }
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-SPECIAL_TOKENS = SpecialTokens(
-    128815,
-    (
-        *("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", "<|User|>", "<|Assistant|>"),
-        *(BOS, EOS),  # 0 and 1 in published checkpoints: here these are bytes
-    ),
-)
+_OWN = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", "<|User|>", "<|Assistant|>")
+ADDED_TOKENS = ("<｜▁pad▁｜>", *_OWN)  # as the makers' processor adds them
+SPECIAL_TOKENS = SpecialTokens(128815, (*_OWN, BOS, EOS))  # the last two are 0 and 1 in published checkpoints: here bytes
