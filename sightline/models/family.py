@@ -61,9 +61,7 @@ class Family:
     preprocessor_file: str = "preprocessor_config.json"
     # Token ids that published config.jsons do not have: fields that read_spec takes all the same, and the tokenizer's names.
     tokenizer_fields: Mapping[str, str] = field(default_factory=dict)
-    added_tokens: tuple[
-        str, ...
-    ] = ()  # special tokens that are added to a tokenizer that lacks them, in the order of their ids
+    added_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer is given if it lacks them, in the order of their ids
     # Whether its published checkpoints have no chat template: this family's is then taken.
     lends_template: bool = False
     # How it writes boxes and points: in thousandths of the image's sides, or in pixels of the image as the tower sees it.

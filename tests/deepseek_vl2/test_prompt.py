@@ -154,8 +154,8 @@ def test_sizes(tmp_path: Path, size: str, parameters: float) -> None:
 
 
 def test_tokens_that_the_tokenizer_lacks_are_added(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    """Behind those that it has, as the makers' processor adds them. Red if prompts and the model's spec get other ids, or a token
-    that is there gets another one."""
+    """Behind those that it has, as the makers' processor adds them. Red if prompts and the model's spec get other ids, or one
+    that is there gets another."""
     folder = tmp_path / "model"
     shutil.copytree(checkpoints["tiny"], folder, ignore=shutil.ignore_patterns("*.safetensors", "tokenizer*"))
     write_byte_tokenizer(folder, {BOS: 256, EOS: 257, "<|User|>": 258}, EOS)

@@ -76,5 +76,6 @@ PROCESSOR: dict[str, Any] = {
 }
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 _OWN = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>", "<|User|>", "<|Assistant|>")
-ADDED_TOKENS = ("<｜▁pad▁｜>", *_OWN)  # as the makers' processor adds them
-SPECIAL_TOKENS = SpecialTokens(128815, (*_OWN, BOS, EOS))  # the last two are 0 and 1 in published checkpoints: here bytes
+_PAD = "<｜▁pad▁｜>"
+ADDED_TOKENS = (_PAD, *_OWN)  # as the makers' processor adds them
+SPECIAL_TOKENS = SpecialTokens(128815, (*_OWN, BOS, EOS, _PAD))  # the last are 0, 1 and 2 in published checkpoints: here bytes
