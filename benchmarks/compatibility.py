@@ -22,10 +22,10 @@ BEGIN, END = "<!-- matrix: begin, by python -m benchmarks.compatibility -->", "<
 _SERVED, _STEP = ("ttft_ms", "serve_rps", "decode_tok_s"), ("decode_ms", "tower_launch_ms")  # kinds of figures, see targets
 _HEAD = "| family (`model_type`) | size | experts | bfloat16 | fp8 | CUDA graphs | tensor parallel |"
 _CPU = "CPU"
-# As in tests/parallel/checkpoints.py and tests/phi4_multimodal
+# In tests/parallel/checkpoints.py, or by tests of their own.
 _RANKS_TRIED = (
     *("qwen3-vl", "qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "glm-4.6v", "glm-4.1v"),
-    *("step3-vl", "phi4-multimodal"),
+    *("step3-vl", "phi4-multimodal", "deepseek-vl2"),
 )
 
 
@@ -63,7 +63,7 @@ def matrix(families: Iterable[Family], runs: Iterable[Run]) -> str:
     for family in families:
         kind = f"`{family.model_type}`" + (f", `{family.processor_class}`" if family.processor_class else "")
         for size, config in family.sizes.items():
-            if size == "tiny":
+            if size.startswith("tiny"):
                 continue
             own = [run for run in runs if (run.family, run.size) == (family.name, size)]
             cells = (
@@ -72,7 +72,8 @@ def matrix(families: Iterable[Family], runs: Iterable[Run]) -> str:
                 _last(run for run in own if run.graphs) or "-",
                 _last(run for run in own if run.ranks > 1) or (_CPU if family.name in _RANKS_TRIED else "-"),
             )
-            lines.append("| " + " | ".join((f"`{family.name}` ({kind})", size.upper(), _experts(config), *cells)) + " |")
+            experts = _experts(config[family.text_section])
+            lines.append("| " + " | ".join((f"`{family.name}` ({kind})", size.upper(), experts, *cells)) + " |")
     return "\n".join(lines)
 
 
@@ -81,8 +82,7 @@ def _last(runs: Iterable[Run]) -> str:
     return str(found[-1]) if found else ""
 
 
-def _experts(config: Mapping[str, Any]) -> str:
-    text = config.get("text_config", config)
+def _experts(text: Mapping[str, Any]) -> str:
     count = text.get("num_experts", text.get("n_routed_experts"))
     return f"{text['num_experts_per_tok']} of {count}" if count else "-"
 

@@ -202,6 +202,20 @@ class PagedCacheSpec:
 
 
 @dataclass(frozen=True)
+class LatentCacheSpec:
+    """Of every token one vector that keys and values of all heads are made of, and a rotated part of keys that all heads share;
+    in pages as well."""
+
+    rank: int
+    rope_dim: int
+
+    def token_bytes(self, itemsize: int, quantised: bool = False) -> int:
+        """`quantised`: in 8-bit floats, with a float32 scale for each of the two."""
+        size = self.rank + self.rope_dim
+        return size + 8 if quantised else size * itemsize
+
+
+@dataclass(frozen=True)
 class StateTensor:
     shape: tuple[int, ...]  # of one sequence
     dtype: Literal["float32", "model"]  # "model": what the model computes in
@@ -217,7 +231,7 @@ class StateCacheSpec:
         return sum(math.prod(tensor.shape) * (4 if tensor.dtype == "float32" else itemsize) for tensor in self.tensors)
 
 
-CacheSpec = PagedCacheSpec | StateCacheSpec
+CacheSpec = PagedCacheSpec | LatentCacheSpec | StateCacheSpec
 
 
 # ---- The decoder: a list of layers, each a mixer (between tokens) and an MLP (within a token)
@@ -259,10 +273,14 @@ class ExpertsSpec:
 
     scores   softmax   over the router's logits, which are rounded to the model's dtype, as are the weights
              sigmoid   of each logit, all in float32; a bias per expert, float32, is added to choose and not to weigh
-    Weights are the scores of the chosen experts, divided by their sum and times `scale`.
+    Weights are the scores of the chosen experts, divided by their sum if `normalised`, and times `scale`.
 
-    shared_expert   plain   one more expert of the same size, which every token goes to with weight 1
-                    gated   likewise, with the weight sigmoid(g x); g is a row of its own
+    groups   (n, m): experts stand in n groups of equal size, and those of the best m are chosen from: of groups with the best
+             expert, or, where there is a bias, with the best two together
+
+    shared_expert   plain   `shared_count` more experts of the same size, which every token goes to with weight 1. Where a
+                            checkpoint has one MLP as wide as all of them, each is a part of it
+                    gated   one, likewise, with the weight sigmoid(g x); g is a row of its own
     """
 
     count: int
@@ -271,21 +289,34 @@ class ExpertsSpec:
     scores: Literal["softmax", "sigmoid"] = "softmax"
     scale: float = 1.0
     shared_expert: Literal["none", "plain", "gated"] = "none"
-    held: tuple[int, int] | None = None  # of a rank with whole experts: its first one and how many; the shared one is the last
+    held: tuple[int, int] | None = None  # of a rank with whole experts: its first one and how many; shared ones are the last
+    shared_count: int = 1
+    normalised: bool = True
+    float32_softmax: bool = False  # nothing of the softmax is rounded
+    groups: tuple[int, int] | None = None
+
+    @property
+    def shared(self) -> int:
+        """Experts that every token goes to."""
+        return 0 if self.shared_expert == "none" else self.shared_count
+
+    @property
+    def routed_in_float32(self) -> bool:
+        return self.scores == "sigmoid" or self.float32_softmax
 
     @property
     def matrices(self) -> int:
-        """Experts, the shared one among them."""
-        return self.count + (self.shared_expert != "none")
+        """Experts, the shared ones among them."""
+        return self.count + self.shared
 
     @property
     def per_token(self) -> int:
         """Experts that a token passes through."""
-        return self.chosen + (self.shared_expert != "none")
+        return self.chosen + self.shared
 
     def touched(self, tokens: int) -> float:
         """Experts that so many tokens go to, if each goes to any of them alike."""
-        return self.count * (1 - (1 - self.chosen / self.count) ** tokens) + (self.shared_expert != "none")
+        return self.count * (1 - (1 - self.chosen / self.count) ** tokens) + self.shared
 
 
 @dataclass(frozen=True)
@@ -321,8 +352,16 @@ class TextSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer that has it; all of a model's are alike."""
-        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+        """Of the first layer that has it; all of a model's are alike. A ConfigError where none has."""
+        found = next((layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec)), None)
+        if found is None:
+            raise ConfigError("The model's attention is its family's own; this works only with keys and values of each head.")
+        return found
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether there is such a layer."""
+        return any(isinstance(layer.mixer, AttentionSpec) for layer in self.layers)
 
     @property
     def long_rope_from(self) -> int | None:
@@ -345,7 +384,7 @@ class TextSpec:
     def token_bytes(self, itemsize: int, quantised: bool = False) -> int:
         """Of keys and values, in all layers that keep them."""
         kept = (layer.mixer.cache for layer in self.layers)
-        return sum(cache.token_bytes(itemsize, quantised) for cache in kept if isinstance(cache, PagedCacheSpec))
+        return sum(cache.token_bytes(itemsize, quantised) for cache in kept if not isinstance(cache, StateCacheSpec))
 
     def state_bytes(self, itemsize: int) -> int:
         """Of a sequence's states, in all layers that keep one; 0 if none does."""
@@ -460,6 +499,10 @@ class ProcessorSpec(ABC):
         """The processor with a request's own choice of frames, of which those that are not None are given; never both of the
         first two. A ParameterError names what the family cannot do."""
         raise ParameterError("fps, num_frames and max_frames cannot be chosen with this model.", "fps")
+
+    def with_images(self, count: int) -> "ProcessorSpec":
+        """The processor for a request with so many images, where what the model sees of one depends on how many there are."""
+        return self
 
     # What the memory profile asks for
 

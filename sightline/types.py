@@ -82,7 +82,8 @@ class MediaRef:
 
 Size = tuple[int, int]  # (height, width) in pixels
 Resample = Literal["bicubic", "bilinear"]  # as Pillow does it, which averages when it shrinks
-Grid = tuple[int, int, int]  # (tiles of all temporal groups, rows, columns of one) in patches
+# (tiles of all temporal groups, rows, columns of one) in patches; what is left of a tile behind whole patches nobody sees
+Grid = tuple[int, int, int]
 
 
 MOST_CANVAS_PIXELS = 1 << 26  # of a canvas that other views are made of: 8192 x 8192

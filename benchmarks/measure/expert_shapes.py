@@ -29,7 +29,7 @@ def _route_tokens(at: Setting) -> Iterator[KernelCase]:
 
     def make(rows: int) -> Arguments:
         gated = spec.shared_expert == "gated"
-        dtype = torch.float32 if spec.scores == "sigmoid" else at.dtype
+        dtype = torch.float32 if spec.routed_in_float32 else at.dtype
         return {
             "logits": at.normal(rows, spec.count + gated, dtype=dtype),
             "bias": at.normal(spec.count, dtype=torch.float32) if spec.scores == "sigmoid" else None,
@@ -37,6 +37,9 @@ def _route_tokens(at: Setting) -> Iterator[KernelCase]:
             "scores": spec.scores,
             "scale": spec.scale,
             "shared": spec.shared_expert,
+            "shared_count": spec.shared_count,
+            "normalise": spec.normalised,
+            "groups": spec.groups,
         }
 
     for rows in at.sizes.rows:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sightline.models.model import VisionLanguageModel
-    from sightline.spec import ModelSpec
+    from sightline.spec import ModelSpec, TextSpec
 
 
 def add_command(commands: Any) -> None:
@@ -80,10 +80,7 @@ def run_info(arguments: argparse.Namespace) -> None:
     print(f"parameters  {sum(counts):,} (vision {counts[0]:,}, text {counts[1]:,})")
     text = spec.text
     print(f"vision      {spec.vision.summary}")
-    print(
-        f"text        {text.num_layers} layers of {text.hidden_size}, "
-        f"{text.attention.num_heads}/{text.attention.num_kv_heads} heads of {text.attention.head_dim}"
-    )
+    print(f"text        {text.num_layers} layers of {text.hidden_size}, {_describe_attention(text)}")
     if text.experts is not None:
         print(f"experts     {_describe_experts(spec, model)}")
     print(f"fp8         {_describe_fp8(spec, model)}")
@@ -95,6 +92,12 @@ def run_info(arguments: argparse.Namespace) -> None:
     print(f"images      {image.min_pixels:,} to {image.max_pixels:,} pixels, sides in steps of {image.factor}")
 
 
+def _describe_attention(text: "TextSpec") -> str:
+    if text.has_attention:
+        return f"{text.attention.num_heads}/{text.attention.num_kv_heads} heads of {text.attention.head_dim}"
+    return f"{text.token_bytes(1) // text.num_layers} numbers kept of a token in each"
+
+
 def _describe_experts(spec: "ModelSpec", model: "VisionLanguageModel") -> str:
     """How many, how wide, and what of the decoder a token passes through."""
     from sightline.models.experts import active_parameters
@@ -103,7 +106,7 @@ def _describe_experts(spec: "ModelSpec", model: "VisionLanguageModel") -> str:
     experts = spec.text.experts
     assert experts is not None
     sparse = sum(layer.mlp == experts for layer in spec.text.layers)
-    shared = "" if experts.shared_expert == "none" else " and a shared one"
+    shared = {0: "", 1: " and a shared one"}.get(experts.shared, f" and {experts.shared} shared ones")
     layouts = [spec.expert_layout or "", *family_named(spec.family).expert_layouts]
     layout = next(filter(None, layouts), "as its family says")
     return (

@@ -59,7 +59,7 @@ def _cut_frames(frames: torch.Tensor, item: MediaItem, spec: PatchSpec, dtype: t
     time, found = spec.temporal_patch_size, []
     for view, canvas in zip(item.views, canvases(frames, item.views, spec.mean), strict=True):
         assert view.reduced is None, "views of videos are not reduced"
-        tiles = cut_tiles(canvas, view)
+        tiles = _whole_patches(cut_tiles(canvas, view), spec.patch_size)
         tiles = tiles.reshape(len(frames), -1, *tiles.shape[2:])
         if tiles.shape[1] > 1:  # a tile is a clip of its own: the frames of a temporal patch side by side
             tiles = tiles.unflatten(0, (-1, time)).transpose(1, 2)
@@ -116,9 +116,15 @@ def _cut_canvas(canvas: torch.Tensor, view: View, spec: PatchSpec, dtype: torch.
     if view.reduced is not None:
         assert spec.merge_size == spec.temporal_patch_size == 1, "patches of a reduced view go row by row"
         return thumbnail_patches(canvas, *view.reduced, spec.mean, spec.std, spec.patch_size, dtype)
-    tiles = cut_tiles(canvas, view)
+    tiles = _whole_patches(cut_tiles(canvas, view), spec.patch_size)
     tall = tiles.reshape(1, -1, *tiles.shape[3:])
     return patchify(tall, spec.mean, spec.std, spec.patch_size, spec.temporal_patch_size, spec.merge_size, compact, dtype)
+
+
+def _whole_patches(tiles: torch.Tensor, patch_size: int) -> torch.Tensor:
+    """[canvases, tiles, height, width, 3] without what is left of a tile behind its last whole patches."""
+    height, width = tiles.shape[2:4]
+    return tiles[:, :, : height - height % patch_size, : width - width % patch_size]
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

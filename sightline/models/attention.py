@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices
+from sightline.models.inputs import ForwardBatch, LayerCache, LogitsIndices, single_queries
 from sightline.models.layers import RMSNorm
 from sightline.models.linear import Linear
 from sightline.models.rotary_tables import RotaryTables
@@ -13,7 +13,6 @@ from sightline.ops.new_tokens import attend_new_tokens
 from sightline.ops.paged_cache import PagedCache
 from sightline.ops.qkv import HeadNorms, rotate_and_store
 from sightline.ops.rotary import RotaryTable, TextRotation
-from sightline.ops.sequences import PagedSequences
 from sightline.spec import AttentionSpec
 
 
@@ -69,11 +68,4 @@ def _attend_for_logits(
     """q [tokens, heads, head_dim]. Returns [logits, heads, head_dim]."""
     if not len(logits_indices.index):
         return q[:0]
-    single = PagedSequences(
-        page_table[logits_indices.sequence],
-        logits_indices.query_starts,
-        logits_indices.context_lengths,
-        (1,) * len(logits_indices.index),
-        logits_indices.context_lengths_host,
-    )
-    return paged_attention(q[logits_indices.index], cache, single)
+    return paged_attention(q[logits_indices.index], cache, single_queries(logits_indices, page_table))

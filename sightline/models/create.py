@@ -15,7 +15,7 @@ from sightline.errors import CheckpointError, ConfigError
 from sightline.models.expert_layout import INDEX_FILE, SINGLE_FILE, VERSIONS
 from sightline.models.family import Family
 from sightline.models.registry import family_named, read_model_spec
-from sightline.models.weight_table import TEXT_PREFIX, WeightTable, hub_name
+from sightline.models.weight_table import WeightTable
 from sightline.models.weights.expressions import Stored, TensorShape
 from sightline.prompt.byte_tokenizer import SMALL_BASE, write_byte_tokenizer
 from sightline.spec import ExpertLayout
@@ -41,16 +41,17 @@ def create_checkpoint(
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; a new checkpoint is written to a new or empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = _text_of(config)["vocab_size"]
-    tokens = family.special_tokens.ids(SMALL_BASE if size == "tiny" else None)
-    assert max(tokens.values()) < vocab
+    vocab = _text_of(config, family)["vocab_size"]
+    tokens = family.special_tokens.ids(SMALL_BASE if size.startswith("tiny") else None)
+    if max(tokens.values()) >= vocab:  # of a size with fewer tokens than most: the last of them
+        tokens = family.special_tokens.ids(vocab - len(tokens))
     preprocessor = family.preprocessor_of_size.get(size, family.preprocessor)
     _write_json_files(folder, family, config, tokens, dtype, preprocessor)
     write_byte_tokenizer(folder, tokens, eos=family.eos_tokens[0])
     shutil.copyfile(family.chat_template, folder / "chat_template.jinja")
     if weights:
         table = family.weight_table(dataclasses.replace(read_model_spec(folder), expert_layout=expert_layout))
-        _write_weights(folder, table, dtype, seed, shard_bytes, family.text_prefix)
+        _write_weights(folder, table, dtype, seed, shard_bytes)
 
 
 def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
@@ -60,9 +61,9 @@ def _choose(family_name: str, size: str) -> tuple[Family, dict[str, Any]]:
     return family, json.loads(json.dumps(family.sizes[size]))  # a copy that may be filled in
 
 
-def _text_of(config: dict[str, Any]) -> dict[str, Any]:
+def _text_of(config: dict[str, Any], family: Family) -> dict[str, Any]:
     """The language model's fields, which some families have in config.json itself."""
-    text: dict[str, Any] = config.get("text_config", config)
+    text: dict[str, Any] = config.get(family.text_section, config)
     return text
 
 
@@ -82,7 +83,7 @@ def _write_json_files(
     dtype: torch.dtype,
     preprocessor: Mapping[str, Any],
 ) -> None:
-    ends, text = [tokens[name] for name in family.eos_tokens], _text_of(config)
+    ends, text = [tokens[name] for name in family.eos_tokens], _text_of(config, family)
     text |= {"dtype": str(dtype).removeprefix("torch.")}
     for field, named in family.text_token_fields.items():
         text[field] = tokens[named] if isinstance(named, str) else [tokens[name] for name in named]
@@ -95,7 +96,7 @@ def _write_json_files(
             "eos_token_id": ends,
             "pad_token_id": text.get("pad_token_id", ends[0]),  # a family may name none
         },
-        "preprocessor_config.json": dict(preprocessor),
+        family.preprocessor_file: dict(preprocessor),
     }
     if family.video_preprocessor is not None:
         files["video_preprocessor_config.json"] = dict(family.video_preprocessor)
@@ -103,10 +104,8 @@ def _write_json_files(
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(
-    folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int, text_prefix: str = TEXT_PREFIX
-) -> None:
-    stored = {hub_name(name, text_prefix): tensor for name, tensor in table.stored().items()}
+def _write_weights(folder: Path, table: WeightTable, dtype: torch.dtype, seed: int, shard_bytes: int) -> None:
+    stored = {table.hub_name(name): tensor for name, tensor in table.stored().items()}
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
     generator = torch.Generator().manual_seed(seed)

@@ -27,7 +27,7 @@ def route_uniformly(decoder: nn.Module, most_tokens: int, seed: int) -> None:
     if not routers:
         return
     weight = routers[0].weight
-    dtype = torch.float32 if routers[0].bias is not None else weight.dtype
+    dtype = torch.float32 if routers[0].spec.routed_in_float32 else weight.dtype
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(most_tokens + len(routers), len(weight), generator=generator).to(weight.device, dtype)
     for layer, router in enumerate(routers):
@@ -53,17 +53,20 @@ class Router(nn.Module):
         spec, logits = self.spec, self.logits(x)
         if self.instead is not None:
             logits = self.instead[: len(x)]
-        return route_tokens(logits, self.bias, spec.chosen, spec.scores, spec.scale, spec.shared_expert, spec.held)
+        return route_tokens(
+            logits, self.bias, spec.chosen, spec.scores, spec.scale, spec.shared_expert, spec.held, spec.shared_count,
+            spec.normalised, spec.groups,
+        )  # fmt: skip
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, rows of weight], in x's dtype, or float32 where scores are sigmoids."""
-        if self.bias is None:
-            return linear(x, self.weight, None, self.workspace)
-        return linear_to_float32(x, self.weight)
+        """[tokens, rows of weight], in x's dtype, or in float32 where routing is."""
+        if self.spec.routed_in_float32:
+            return linear_to_float32(x, self.weight)
+        return linear(x, self.weight, None, self.workspace)
 
 
 class Experts(nn.Module):
-    """The shared expert, which every token goes to, is the last one of the stacks."""
+    """Shared experts, which every token goes to, are the last ones of the stacks."""
 
     def __init__(self, spec: ExpertsSpec, size: int) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.models.fields import Fields
 from sightline.models.hf_config import finish_processor
-from sightline.models.weight_table import TEXT_PREFIX, WeightTable
+from sightline.models.weight_table import WeightTable
 from sightline.prompt.byte_tokenizer import SpecialTokens
 from sightline.spec import ExpertLayout, ModelSpec, ProcessorSpec
 
@@ -49,17 +49,22 @@ class Family:
     weight_table: Callable[[ModelSpec], WeightTable]
     # What `model new` writes
     sizes: Mapping[str, Mapping[str, Any]]  # config.json by size name, special token ids left out
-    preprocessor: Mapping[str, Any]  # preprocessor_config.json
+    preprocessor: Mapping[str, Any]  # preprocessor_config.json, or as `preprocessor_file` says
     video_preprocessor: Mapping[str, Any] | None
     token_fields: Mapping[str, str]  # config.json's token id fields and the special tokens they name
-    text_token_fields: Mapping[str, str | Sequence[str]]  # those of its text_config, pad_token_id among them
+    text_token_fields: Mapping[str, str | Sequence[str]]  # those of its text section, pad_token_id among them
     eos_tokens: tuple[str, ...]
     special_tokens: SpecialTokens
     chat_template: Path
     # Where families share a model_type: as in the files of this one's processor. None takes what no other family names.
     processor_class: str | None = None
-    # How names of the language model's tensors begin in its checkpoints.
-    text_prefix: str = TEXT_PREFIX
+    text_section: str = "text_config"  # what config.json calls the language model's fields
+    preprocessor_file: str = "preprocessor_config.json"
+    # Token ids that published config.jsons do not have: fields that read_spec takes all the same, and the tokenizer's names.
+    tokenizer_fields: Mapping[str, str] = field(default_factory=dict)
+    added_tokens: tuple[str, ...] = ()  # special tokens that a tokenizer is given if it lacks them, in the order of their ids
+    # Whether its published checkpoints have no chat template: this family's is then taken.
+    lends_template: bool = False
     # How it writes boxes and points: in thousandths of the image's sides, or in pixels of the image as the tower sees it.
     coordinates: Literal["thousandths", "pixels"] = "thousandths"
     # How its checkpoints may store experts, the published way first. Empty: it has none.

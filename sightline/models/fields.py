@@ -34,6 +34,10 @@ class Fields:
     def __contains__(self, field: str) -> bool:
         return self._values.get(field) is not None
 
+    def supply(self, values: Mapping[str, Any]) -> None:
+        """Values of fields that are absent, known from elsewhere."""
+        self._values |= {field: value for field, value in values.items() if field not in self}
+
     def take(self, field: str, default: Any = _MISSING) -> Any:
         """The field's value; null counts as absent. Without a default an absent field is an error."""
         self._read.add(field)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from sightline.config import MediaConfig, ModelConfig
 from sightline.errors import ConfigError
+from sightline.models.family import Family
 from sightline.models.generation import GenerationDefaults, read_generation_defaults
 from sightline.models.locate import locate_model
-from sightline.models.registry import add_family_modules, read_model_spec, read_processor_spec
+from sightline.models.registry import add_family_modules, family_named, read_model_spec, read_processor_spec
 from sightline.prompt.builder import PromptBuilder
 from sightline.prompt.template import ChatTemplate
 from sightline.prompt.tokenizer import Tokenizer
@@ -50,19 +51,22 @@ def find_folder(model: ModelConfig) -> Path:
 def read_files_of(folder: Path, model: ModelConfig, media: MediaConfig) -> ModelFiles:
     add_family_modules(model.family_module)
     spec = read_model_spec(folder)
+    family = family_named(spec.family)
     return ModelFiles(
         folder=folder,
         name=model.model or folder.name,
         spec=spec,
         processor=read_processor_spec(folder, spec, media),
-        tokenizer=Tokenizer.from_folder(folder),
-        template=_read_template(folder, model.chat_template),
+        tokenizer=Tokenizer.from_folder(folder, family.added_tokens),
+        template=_read_template(folder, model.chat_template, family),
         defaults=read_generation_defaults(folder, spec),
         max_model_len=_choose_length(model.max_model_len, spec.text.max_position),
     )
 
 
-def _read_template(folder: Path, file: str | None) -> ChatTemplate:
+def _read_template(folder: Path, file: str | None, family: Family) -> ChatTemplate:
+    if file is None and family.lends_template and not ChatTemplate.is_in(folder):
+        return ChatTemplate.from_file(family.chat_template, folder)
     if file is None:
         return ChatTemplate.from_folder(folder)
     if not Path(file).is_file():

@@ -96,6 +96,13 @@ def with_experts(text: TextSpec, experts: ExpertsSpec, sparse: Container[int]) -
 def check_experts(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec:
     if spec.chosen > spec.count:
         raise ConfigError(f"{fields.name}: 'num_experts_per_tok' is {spec.chosen}, but there are {spec.count} experts.")
+    if spec.groups is not None:
+        count, chosen = spec.groups
+        if spec.count % count or not chosen <= count or spec.chosen > chosen * spec.count // count:
+            raise ConfigError(
+                f"{fields.name}: {spec.chosen} of {spec.count} experts cannot be chosen from 'topk_group' {chosen} of "
+                f"'n_group' {count} groups."
+            )
     return spec
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sightline.ops.latent_cache import LatentCache
 from sightline.ops.paged_cache import PagedCache
 from sightline.ops.sequences import PagedSequences, StateIndices
 from sightline.ops.split_kv import SplitKV
@@ -18,6 +19,17 @@ class LogitsIndices:
     query_starts: torch.Tensor  # [logits + 1] int32: 0, 1, 2, …
     context_lengths: torch.Tensor  # [logits] int32: tokens that it sees, itself included
     context_lengths_host: tuple[int, ...]  # where a graph is captured the longest is a bound, and the others say nothing
+
+
+def single_queries(logits_indices: LogitsIndices, page_table: torch.Tensor) -> PagedSequences:
+    """Those tokens, each as the only new one of a sequence."""
+    return PagedSequences(
+        page_table[logits_indices.sequence],
+        logits_indices.query_starts,
+        logits_indices.context_lengths,
+        (1,) * len(logits_indices.index),
+        logits_indices.context_lengths_host,
+    )
 
 
 @dataclass(frozen=True)
@@ -43,4 +55,4 @@ class StateCache:
     tensors: tuple[torch.Tensor, ...]
 
 
-LayerCache = PagedCache | StateCache
+LayerCache = PagedCache | LatentCache | StateCache

@@ -24,6 +24,7 @@ from sightline.models.expert_layout import read_expert_layout
 from sightline.models.family import Family, ProcessorFiles
 from sightline.models.fields import Fields
 from sightline.models.quantization_config import read_quantization
+from sightline.prompt.tokenizer import Tokenizer
 from sightline.spec import ModelSpec, ProcessorSpec
 
 ENTRY_POINTS = "sightline.families"
@@ -108,6 +109,8 @@ def read_model_spec(folder: Path) -> ModelSpec:
     config.ignore("auto_map")
     family = registry().find(model_type, folder)
     fp8 = read_quantization(config.section("quantization_config")) if "quantization_config" in config else None
+    if family.tokenizer_fields:
+        config.supply(_token_ids(folder, family))
     spec = family.read_spec(config)
     return dataclasses.replace(spec, fp8=fp8, expert_layout=read_expert_layout(folder, config) if spec.text.experts else None)
 
@@ -116,12 +119,12 @@ def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> Pr
     """preprocessor_config.json and video_preprocessor_config.json, or the two halves of a processor_config.json."""
     image_path, video_path = folder / "preprocessor_config.json", folder / "video_preprocessor_config.json"
     joint_path = folder / "processor_config.json"
-    image = video = None
-    if joint_path.exists():
-        joint = Fields(read_json(joint_path), "processor_config.json")
-        image = joint.section("image_processor") if "image_processor" in joint else None
-        video = joint.section("video_processor") if "video_processor" in joint else None
+    joint = Fields(read_json(joint_path) if joint_path.exists() else {}, joint_path.name)
+    image = joint.section("image_processor") if "image_processor" in joint else None
+    video = joint.section("video_processor") if "video_processor" in joint else None
     family = family_named(spec.family)
+    if image is None and family.preprocessor_file == joint_path.name:
+        image = joint  # the whole of processor_config.json is of images
     if image is None:
         without = family.replaces_code and not image_path.exists()
         image = Fields({} if without else read_json(image_path), image_path.name)
@@ -134,6 +137,12 @@ def read_processor_spec(folder: Path, spec: ModelSpec, media: MediaConfig) -> Pr
     if not 0 < least <= most:
         raise ConfigError(f"The smallest image area, {least} pixels, must be above 0 and at most the largest, {most}.")
     return dataclasses.replace(processor, image=dataclasses.replace(processor.image, min_pixels=least, max_pixels=most))
+
+
+def _token_ids(folder: Path, family: Family) -> dict[str, int]:
+    """By the fields that the family names."""
+    tokenizer = Tokenizer.from_folder(folder, family.added_tokens)
+    return {field: tokenizer.id_of(name) for field, name in family.tokenizer_fields.items()}
 
 
 def _import(name: str, origin: str) -> ModuleType:

@@ -5,18 +5,29 @@ shape of each of them. The same table loads a checkpoint and writes one. Helpers
 and weights/tower.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from sightline.models.weights.expressions import Stored, Weight, stored_in
 
+HUB_PREFIXES = {"visual.": "model.visual.", "text.": "model.language_model."}  # as transformers writes them
+
 
 class WeightTable(dict[str, Weight]):
-    """By our parameter name. `ignored`: patterns of tensors that are known and not loaded, such as 'mtp.*', canonical names."""
+    """By our parameter name. `ignored`: patterns of tensors that are known and not loaded, such as 'mtp.*', canonical names.
+    `prefixes`: how canonical names begin, and those of checkpoints that `model new` writes."""
 
-    def __init__(self, ignored: Iterable[str] = ()) -> None:
+    def __init__(self, ignored: Iterable[str] = (), prefixes: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.ignored = tuple(ignored)
+        self.prefixes = dict(HUB_PREFIXES if prefixes is None else prefixes)
+
+    def hub_name(self, name: str) -> str:
+        """The name that published checkpoints of the family use for a canonical one."""
+        for prefix, replacement in self.prefixes.items():
+            if name.startswith(prefix):
+                return replacement + name.removeprefix(prefix)
+        return name
 
     def __setitem__(self, name: str, weight: Weight) -> None:
         assert name not in self, f"the table has '{name}' already"
@@ -34,7 +45,7 @@ class WeightTable(dict[str, Weight]):
         return any(fnmatchcase(name, pattern) for pattern in self.ignored)
 
 
-# Hub checkpoints name the two halves differently by age; the table uses the right-hand side.
+# Hub checkpoints name the two halves differently by age and family; the table uses the right-hand side.
 _CANONICAL_PREFIXES = (
     ("model.visual.", "visual."),
     ("model.vision_model.", "vision_model."),
@@ -42,6 +53,8 @@ _CANONICAL_PREFIXES = (
     ("model.language_model.", "text."),
     ("language_model.model.", "text."),
     ("language_model.lm_head.", "lm_head."),
+    ("language.model.", "text."),
+    ("language.lm_head.", "lm_head."),
     ("model.embed_tokens.", "text.embed_tokens."),
     ("model.layers.", "text.layers."),
     ("model.norm.", "text.norm."),
@@ -50,17 +63,6 @@ _CANONICAL_PREFIXES = (
 
 def canonical_name(name: str) -> str:
     for prefix, replacement in _CANONICAL_PREFIXES:
-        if name.startswith(prefix):
-            return replacement + name.removeprefix(prefix)
-    return name
-
-
-TEXT_PREFIX = "model.language_model."  # how names of language models begin in current checkpoints of most families
-
-
-def hub_name(name: str, text_prefix: str = TEXT_PREFIX) -> str:
-    """The name that current checkpoints of these families use for a canonical one."""
-    for prefix, replacement in (("visual.", "model.visual."), ("text.", text_prefix)):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name

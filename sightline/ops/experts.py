@@ -2,6 +2,7 @@
 
 A *pair* is a token and one of the experts chosen for it: pair number token * chosen + n. A shared expert, which every token
 goes to, is one more expert behind the others: it is in the same grouped GEMMs, and there is no second way through the layer.
+There may be several of them.
 
 Where ranks have whole experts, each some that stand together, `held` are those of this one: experts are then numbered from its
 first, and a pair of another rank's has the expert -1: it is in no list, nothing is computed for it, and no sum takes it.
@@ -19,6 +20,7 @@ from sightline.ops.fp8 import BLOCK, SIDE_MULTIPLE, fp8_block_linear, fp8_linear
 Scores = Literal["softmax", "sigmoid"]
 Shared = Literal["none", "plain", "gated"]
 Held: TypeAlias = tuple[int, int]  # the first expert that a rank has, and how many
+Groups: TypeAlias = tuple[int, int]  # how many there are, and how many of them are chosen from
 Lists: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # what `group_pairs` gives
 _TINY = 1e-20  # added to a sum of weights, which sigmoids can make zero
 
@@ -32,6 +34,14 @@ def _route_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
         bias = make.normal(count, dtype=torch.float32)
         sigmoid = {"bias": bias, "chosen": chosen, "scores": "sigmoid", "scale": 2.5}
         yield {"logits": make.normal(tokens, count, dtype=torch.float32), **sigmoid, "shared": "plain"}
+        more = {"shared": "plain", "held": None, "shared_count": 2, "normalise": False}
+        yield {"logits": make.normal(tokens, count), **softmax, **more, "scale": 1.5}
+        yield {"logits": make.normal(tokens, count, dtype=torch.float32), **sigmoid, **more}
+        if count % 4 == 0:
+            usual = {"held": None, "shared_count": 1, "normalise": True}
+            groups = {**usual, "groups": (4, max(2, -(-chosen * 4 // count)))}
+            yield {"logits": make.normal(tokens, count), **softmax, "shared": "none", **groups}
+            yield {"logits": make.normal(tokens, count, dtype=torch.float32), **sigmoid, "shared": "plain", **groups}
     equal = torch.zeros_like(make.normal(3, 16))  # ties: all experts, and two groups of them
     equal[1, 5:9] = 1
     equal[2, 3] = -float("inf")
@@ -46,33 +56,46 @@ def _route_examples(make: ExampleMaker) -> Iterator[dict[str, Any]]:
 @op(examples=_route_examples, tolerances={torch.float32: Tolerance(1e-6, 1e-5), torch.bfloat16: Tolerance(1e-6, 8e-3)})
 def route_tokens(
     logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
-    held: Held | None = None,
+    held: Held | None = None, shared_count: int = 1, normalise: bool = True, groups: Groups | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Which experts each token goes to, the best first, and how much each counts.
 
     logits [tokens, count], with the logit of the shared expert's gate behind them where shared is "gated"; bias [count] float32
     or None. Chosen by score + bias, or by the logit itself where there is no bias; of equal ones the one with the lower number,
-    and not-a-number last. Weights are scores, divided by their sum and times `scale`, rounded to the dtype of `logits`.
+    and not-a-number last; with groups, of the best of these alone (ExpertsSpec). Weights are scores, divided by their sum if
+    `normalise`, and times `scale`, rounded to the dtype of `logits`.
 
-    experts [tokens, chosen] int32 and weights likewise, float32. Where there is a shared expert a last column has its number,
-    `count`, and its weight: 1, or the sigmoid of its logit.
+    experts [tokens, chosen] int32 and weights likewise, float32. Where there are shared experts more columns, `shared_count` of
+    them, have their numbers, from `count` on, and their weight: 1, or the sigmoid of the logit.
     """
     count = logits.shape[1] - (shared == "gated")
     wide = logits[:, :count].float()
     found = wide.softmax(1) if scores == "softmax" else wide.sigmoid()
     key = wide if bias is None else found + bias
     key = torch.where(key.isnan(), -torch.inf, key)
+    if groups is not None:
+        key = _of_the_best_groups(key, groups, 1 if bias is None else 2)
     experts = key.sort(dim=1, descending=True, stable=True).indices[:, :chosen]
     weights = found.gather(1, experts)
-    weights = weights / (weights.sum(1, keepdim=True) + _TINY) * scale
+    weights = (weights / (weights.sum(1, keepdim=True) + _TINY) if normalise else weights) * scale
     if shared != "none":
         own = logits[:, count:].float().sigmoid() if shared == "gated" else torch.ones_like(weights[:, :1])
-        experts = F.pad(experts, (0, 1), value=count)
-        weights = torch.cat((weights, own), 1)
+        numbers = torch.arange(count, count + shared_count, device=experts.device)
+        experts = torch.cat((experts, numbers.expand(len(experts), -1)), 1)
+        weights = torch.cat((weights, own.expand(-1, shared_count)), 1)
     if held is not None:
         experts = experts - held[0]
         experts = torch.where((experts >= 0) & (experts < held[1]), experts, -1)
     return experts.int(), weights.to(logits.dtype).float()
+
+
+def _of_the_best_groups(key: torch.Tensor, groups: Groups, summed: int) -> torch.Tensor:
+    """key [tokens, count] with -inf for experts of other groups. A group is as good as its `summed` best experts together."""
+    apart = key.unflatten(1, (groups[0], -1))
+    value = apart.topk(summed, dim=2).values.sum(2)
+    best = value.sort(dim=1, descending=True, stable=True).indices[:, : groups[1]]
+    kept = torch.zeros_like(value, dtype=torch.bool).scatter_(1, best, True)
+    return torch.where(kept[:, :, None], apart, -torch.inf).flatten(1)
 
 
 def _distinct(make: ExampleMaker, tokens: int, count: int, chosen: int) -> torch.Tensor:

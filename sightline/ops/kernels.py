@@ -32,6 +32,7 @@ _TRITON = (
     "causal_conv",
     "delta_rule",
     "experts",
+    "latent_attention",
 )
 
 

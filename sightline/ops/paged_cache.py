@@ -49,7 +49,7 @@ class PagedCache:
                 cache.flatten(0, 1)[slots] = new
             else:
                 stored, scale = quantise_rows.definition(new.flatten(0, 1), new.shape[2])
-                _bytes(cache).flatten(0, 1)[slots] = _bytes(stored).view(new.shape)
+                as_bytes(cache).flatten(0, 1)[slots] = as_bytes(stored).view(new.shape)
                 scales.flatten(0, 1)[slots] = scale.view(new.shape[:2])
 
     def read(self, pages: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,9 +79,9 @@ def quantised_cache(cache: PagedCache) -> PagedCache:
 def _read(cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if scales is None:
         return cache[pages].flatten(0, 1)
-    stored = _bytes(cache)[pages].view(FP8).flatten(0, 1)  # torch indexes no 8-bit floats on every device
+    stored = as_bytes(cache)[pages].view(FP8).flatten(0, 1)  # torch indexes no 8-bit floats on every device
     return (stored.float() * scales[pages].flatten(0, 1)[..., None]).to(dtype)
 
 
-def _bytes(values: torch.Tensor) -> torch.Tensor:
+def as_bytes(values: torch.Tensor) -> torch.Tensor:
     return values.view(torch.uint8)

@@ -82,8 +82,9 @@ class PromptBuilder:
         clock = clock or StageClock()
         sources = [MediaSource(*medium) for medium in media]
         budget = self.budget_for([medium.kind for medium in sources if not isinstance(medium.source, MediaRef)], budget)
+        processor = self.processor.with_images(sum(medium.kind == "image" for medium in sources))
         items = [
-            load_item(kind, source, self.processor, self.limits, clock, budget, options.of(kind, own))
+            load_item(kind, source, processor, self.limits, clock, budget, options.of(kind, own))
             for kind, source, own in sources
         ]
         with clock.stage("prompt"):

@@ -101,6 +101,14 @@ class ChatTemplate:
         )
 
     @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        """Whether `from_folder` finds one."""
+        named = (folder / "chat_template.json", folder / "tokenizer_config.json")
+        return (folder / "chat_template.jinja").is_file() or any(
+            file.is_file() and read_json(file).get("chat_template") is not None for file in named
+        )
+
+    @classmethod
     def from_file(cls, file: Path, folder: Path) -> "ChatTemplate":
         """The template of a text file, for the checkpoint in a folder."""
         return cls(_read_text(file), f"The chat template {file}", special_token_names(folder))

@@ -44,7 +44,8 @@ class Tokenizer:
         self._vocab_size = max(vocabulary.values(), default=-1) + 1
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> "Tokenizer":
+    def from_folder(cls, path: str | Path, added: Sequence[str] = ()) -> "Tokenizer":
+        """`added`: special tokens that take the next ids, in this order, where the file lacks them."""
         file = Path(path) / "tokenizer.json"
         if not file.is_file():
             raise CheckpointError(f"{Path(path)} has no tokenizer.json.")
@@ -52,6 +53,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
             raise CheckpointError(f"{file} is not a usable tokenizer: {error}") from error
+        missing = [name for name in added if backend.token_to_id(name) is None]
+        backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in missing])
         return cls(backend, str(file))
 
     def encode(self, text: str) -> list[int]:

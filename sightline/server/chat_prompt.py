@@ -300,8 +300,9 @@ def _build(
             marked(messages) if draft.continues else messages, tools, draft.chat_template_kwargs, seconds
         )
         prompt = cut(prompt) if draft.continues else prompt
+        processor = prompts.processor.with_images(sum(ref.kind == "image" for found in refs for ref in found))
         items = [
-            make_item(ref, prompts.processor, draft.budget, sized(prompts.processor, medium))
+            make_item(ref, processor, draft.budget, sized(processor, medium))
             for medium, found in zip(draft.wanted, refs, strict=True)
             for ref in found
         ]

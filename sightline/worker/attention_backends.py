@@ -20,8 +20,20 @@ _NEEDS = {
 def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
     """From now on the model's attention runs kernels of the backends in the settings."""
     model.use_backends(_backend(config.attention_backend), _backend(config.mm_attention_backend))
-    weight, attention = model.text.embed_tokens.weight, model.spec.text.attention
+    weight = model.text.embed_tokens.weight
     index = f"in {str(weight.dtype).removeprefix('torch.')} on {weight.device.type}"
+    if model.spec.text.has_attention:
+        _check_language(model, config, index)
+    elif model.language_backend is not None:
+        raise ConfigError(
+            f"attention_backend is {model.language_backend!r}, but the attention of this model, which is its family's own, "
+            "cannot be chosen."
+        )
+    _check_tower(model, config, index)
+
+
+def _check_language(model: VisionLanguageModel, config: EngineConfig, index: str) -> None:
+    attention = model.spec.text.attention
     try:
         for queries in ((1, 1), (3, 1)):
             chosen_attention(model, config, queries)
@@ -29,7 +41,6 @@ def choose_backends(model: VisionLanguageModel, config: EngineConfig) -> None:
         kept = " in 8-bit floats" if config.quantised_cache else ""
         heads = f"heads of {attention.head_dim} {index} with pages of {config.page_size}{kept}"
         raise _refusal("attention_backend", config.attention_backend, heads) from None
-    _check_tower(model, config, index)
 
 
 def choose_tower_backend(model: VisionLanguageModel, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:

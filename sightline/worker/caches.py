@@ -1,12 +1,13 @@
-"""What layers keep of sequences between steps, by kind: pages of keys and values, slots of states."""
+"""What layers keep of sequences between steps, by kind: pages of keys and values or of latents, slots of states."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from sightline.models.inputs import LayerCache, StateCache
+from sightline.ops.latent_cache import LatentCache, empty_latent_cache
 from sightline.ops.paged_cache import PagedCache, empty_cache
-from sightline.spec import CacheSpec, LayerSpec, PagedCacheSpec
+from sightline.spec import CacheSpec, LatentCacheSpec, LayerSpec, PagedCacheSpec
 
 
 def allocate_caches(
@@ -23,6 +24,8 @@ def allocate_caches(
     def allocate(spec: CacheSpec) -> LayerCache:
         if isinstance(spec, PagedCacheSpec):
             return empty_cache(pages, page_size, spec.num_kv_heads, spec.head_dim, device, dtype, quantised)
+        if isinstance(spec, LatentCacheSpec):
+            return empty_latent_cache(pages, page_size, spec.rank, spec.rope_dim, device, dtype, quantised)
         kinds = [(tensor.shape, torch.float32 if tensor.dtype == "float32" else dtype) for tensor in spec.tensors]
         return StateCache(tuple(torch.empty(state_slots, *shape, device=device, dtype=kind) for shape, kind in kinds))
 
@@ -39,11 +42,14 @@ def first_paged(caches: Sequence[LayerCache]) -> PagedCache | None:
 
 
 def paged_tensors(caches: Sequence[LayerCache]) -> list[list[torch.Tensor]]:
-    """Those of one shape together: keys and values of all layers, and their scales where there are any."""
+    """Those of one shape together: keys and values of all layers, or latents, and their scales where there are any."""
     paged = [cache for cache in caches if isinstance(cache, PagedCache)]
     kept = [tensor for cache in paged for tensor in (cache.keys, cache.values)]
     scales = [tensor for cache in paged for tensor in cache.tensors[2:]]
-    return [tensors for tensors in (kept, scales) if tensors]
+    compressed = [cache for cache in caches if isinstance(cache, LatentCache)]
+    latents = [cache.latents for cache in compressed]
+    latent_scales = [cache.scales for cache in compressed if cache.scales is not None]
+    return [tensors for tensors in (kept, scales, latents, latent_scales) if tensors]
 
 
 def copy_states(caches: Sequence[LayerCache], sources: torch.Tensor, targets: torch.Tensor) -> None:

@@ -31,14 +31,14 @@ class Workspaces:
 
 def make_workspaces(model: VisionLanguageModel, config: EngineConfig, longest: int) -> Workspaces:
     """`longest` is the most tokens of a sequence."""
-    weight, attention = model.text.embed_tokens.weight, model.spec.text.attention
+    weight, text = model.text.embed_tokens.weight, model.spec.text
     device = weight.device
     gathered = split_sums = None
-    rows = most_gathered(config.max_num_batched_tokens, longest, config.max_num_seqs)
+    rows = most_gathered(config.max_num_batched_tokens, longest, config.max_num_seqs) if text.has_attention else 0
     # A prompt so long that its keys are worth gathering; what shapes are chosen for holds for all of them.
     prompt, none = (4 * GATHER_FROM,), Workspace("none", 0, device)
     if rows and chosen_attention(model, config, prompt, none).uses_workspace:
-        size = gathered_bytes(rows, attention.num_kv_heads, attention.head_dim, weight.dtype)
+        size = gathered_bytes(rows, text.attention.num_kv_heads, text.attention.head_dim, weight.dtype)
         gathered = Workspace("gathered keys and values", size, device)
     if device.type == "cuda" and any(kernel.uses_workspace for kernel in linear.kernels):
         split_sums = Workspace("split sums", SPLIT_SUMS_BYTES, device)

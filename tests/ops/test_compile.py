@@ -25,7 +25,7 @@ def test_every_kernel_compiles_for_an_h200() -> None:
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert {"add_rms_norm_rows", "merge_embeddings", "best_token", "draw_by_id", "draw_by_score", "rotate_and_store"} <= names
     assert {"linear", "linear_silu_mul", "repeat_tail", "join_parts", "attend_new_tokens"} <= names
-    assert {"route_tokens", "group_pairs", "expert_gate_up", "expert_down", "sum_expert_outputs"} <= names
+    assert {"route_tokens", "group_pairs", "expert_gate_up", "expert_down", "sum_expert_outputs", "latent_attention"} <= names
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

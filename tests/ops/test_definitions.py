@@ -10,6 +10,7 @@ from sightline.errors import ConfigError
 from sightline.ops.activations import quick_gelu
 from sightline.ops.attention import paged_attention, segment_attention
 from sightline.ops.dispatch import OPS, ExampleMaker, op
+from sightline.ops.experts import route_tokens
 from sightline.ops.merge_embeddings import merge_embeddings
 from sightline.ops.norms import add_rms_norm, add_rms_norm_rows, layer_norm, rms_norm
 from sightline.ops.paged_cache import PagedCache
@@ -293,3 +294,22 @@ def test_a_kernel_runs_when_its_predicate_holds_and_not_otherwise() -> None:
 def test_examples_are_reproducible() -> None:
     first, second = (ExampleMaker(torch.device("cpu"), torch.float32, seed=5).normal(3) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_experts_of_the_best_groups(scores: str) -> None:
+    """One token at a time. Red when a group is as good as something else, experts of another are chosen, weights are divided
+    by their sum, or a shared expert is missing."""
+    make = ExampleMaker(torch.device("cpu"), torch.float32)
+    logits, bias = make.normal(40, 12), make.normal(12) if scores == "sigmoid" else None
+    experts, weights = route_tokens(logits, bias, 3, scores, 2.0, "plain", None, 2, False, (4, 2))
+    assert (experts[:, 3:] == torch.tensor([12, 13])).all() and (weights[:, 3:] == 1).all()
+    for token, row in enumerate(logits):
+        found = row.softmax(0) if scores == "softmax" else row.sigmoid()
+        key = (found if bias is None else found + bias).tolist()
+        groups = [sorted(key[first : first + 3], reverse=True) for first in range(0, 12, 3)]
+        value = [group[0] if bias is None else group[0] + group[1] for group in groups]
+        allowed = sorted(range(4), key=lambda group: -value[group])[:2]
+        chosen = sorted((expert for expert in range(12) if expert // 3 in allowed), key=lambda expert: -key[expert])[:3]
+        assert experts[token, :3].tolist() == chosen
+        torch.testing.assert_close(weights[token, :3], 2 * found[chosen])

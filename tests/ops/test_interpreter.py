@@ -17,7 +17,7 @@ OPS_WITH_KERNELS = (
     "silu_mul patch_positions add_position_grid resize_bicubic patchify rotate_and_store paged_attention quantise_rows "
     "fp8_block_linear rotary linear linear_silu_mul gather_pages copy_pages repeat_tail join_parts attend_new_tokens "
     "causal_conv gated_delta_rule gated_rms_norm sigmoid_mul quick_gelu resize_bilinear "
-    "route_tokens group_pairs expert_gate_up expert_down sum_expert_outputs"
+    "route_tokens group_pairs expert_gate_up expert_down sum_expert_outputs latent_attention"
 ).split()
 MUST_PASS = {
     "test_every_op.py": [f"definition_and_kernels[{name}-float32-cpu]" for name in OPS_WITH_KERNELS],

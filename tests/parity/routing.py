@@ -45,7 +45,7 @@ def joined(calls: list[list[torch.Tensor]]) -> Chosen:
 def _weights(spec: ExpertsSpec, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     wide = logits.float()
     scores = (wide.softmax(-1) if spec.scores == "softmax" else wide.sigmoid()).gather(1, chosen)
-    return (scores / scores.sum(1, keepdim=True) * spec.scale).to(logits.dtype)
+    return ((scores / scores.sum(1, keepdim=True) if spec.normalised else scores) * spec.scale).to(logits.dtype)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def phi4_448(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["embd_layer"]["image_embd_layer"]["crop_size"] = config["vision_config"]["image_size"] = 448
     (folder / "config.json").write_text(json.dumps(config))
     table = family_named("phi4-multimodal").weight_table(read_model_spec(folder))
-    _write_weights(folder, table, torch.float32, 3, SHARD_BYTES, "model.")
+    _write_weights(folder, table, torch.float32, 3, SHARD_BYTES)
     return folder
 
 

@@ -156,7 +156,7 @@ def test_another_server_may_encode_it(phi4: Path) -> None:
     whole, *parts = item.views
     huge = replace(parts[0], resized=(50_000, 50_000))
     for wrong in ((whole, huge), (replace(whole, reduced=(56, 112)), *parts), (replace(whole, colour=(0, 0, 256)), *parts)):
-        with pytest.raises(MediaError, match="do not fit each other|a view of more than"):
+        with pytest.raises(MediaError, match=r"do not fit each other|a view of more than"):
             check_item(replace(item, views=wrong, grids=item.grids[: len(wrong)]), processor)
 
 

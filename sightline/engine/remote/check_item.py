@@ -53,8 +53,8 @@ def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSp
         raise MediaError(f"{subject} has a view that is made of more than {_MOST_VIEWS - 1} others.")
     whole_frame = view.reduced is None or (view.reduced == view.tile and groups == 1 and spec.merge_size == 1)
     for one in reversed(chain):
-        factor = spec.patch_size * spec.merge_size if one is view else 1
-        if not (_fits(one, factor) and (whole_frame if one is view else one.reduced is None)):
+        sizes = (spec.patch_size, spec.merge_size) if one is view else (1, 1)
+        if not (_fits(one, *sizes) and (whole_frame if one is view else one.reduced is None)):
             raise MediaError(f"{subject} has a view whose picture, canvas and tiles do not fit each other.")
         # Canvases that other views are made of have no patches to be counted, and what is not on a canvas has none at all.
         most = most_pixels if one is view else MOST_CANVAS_PIXELS
@@ -66,11 +66,14 @@ def _check_view(subject: str, view: View, grid: Grid, groups: int, spec: PatchSp
         raise MediaError(f"{subject} has a grid of {list(grid)} patches where its view makes {list(expected)}.")
 
 
-def _fits(view: View, factor: int) -> bool:
-    """Whether some of the picture is on the canvas and tiles fill it. `factor`: what sides of tiles are multiples of."""
+def _fits(view: View, patch_size: int, merge_size: int) -> bool:
+    """Whether some of the picture is on the canvas, tiles fill that, and their whole patches can be merged."""
     if min(*view.resized, *view.canvas, *view.tile, *view.shown) <= 0:
         return False
     seen = all(-size < offset < whole for offset, size, whole in zip(view.offset, view.resized, view.canvas, strict=True))
     coloured = view.colour is None or all(0 <= value <= 255 for value in view.colour)
-    tiled = not any(whole % tile or tile % factor for whole, tile in zip(view.shown, view.tile, strict=True))
+    tiled = not any(
+        whole % tile or tile < patch_size * merge_size or tile // patch_size % merge_size
+        for whole, tile in zip(view.shown, view.tile, strict=True)
+    )
     return seen and coloured and tiled

@@ -4,11 +4,11 @@ Each helper puts the parameters of one layer into a table: `ours` is how our nam
 decoder whose layers are of several kinds is a list of calls.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from sightline.models.weight_table import WeightTable
-from sightline.models.weights.expressions import Cast, Concat, Stack, Stored, Weight, part_of_groups, transpose
+from sightline.models.weights.expressions import Cast, Concat, Part, Stack, Stored, Weight, part_of_groups, transpose
 from sightline.spec import AdapterSpec, AttentionSpec, ExpertLayout, ExpertsSpec, GatedMLPSpec, TextSpec
 
 
@@ -79,12 +79,22 @@ def _one_gated_mlp(theirs: str, hidden: int, intermediate: int) -> tuple[Weight,
     return Concat(0, halves), Stored(f"{theirs}.down_proj.weight", (hidden, intermediate))
 
 
+def _cut_gated_mlp(theirs: str, hidden: int, intermediate: int, count: int) -> Iterator[tuple[Weight, Weight]]:
+    """(gate_up, down) of `count` MLPs of this width, which together are one of the checkpoint's: what they put out adds up."""
+    whole = count * intermediate
+    gate, up = (Stored(f"{theirs}.{name}_proj.weight", (whole, hidden)) for name in ("gate", "up"))
+    down = Stored(f"{theirs}.down_proj.weight", (hidden, whole))
+    for first in range(0, whole, intermediate):
+        yield Concat(0, tuple(Part(0, first, intermediate, half) for half in (gate, up))), Part(1, first, intermediate, down)
+
+
 def stacked_experts(
-    theirs: str, *, count: int, hidden: int, intermediate: int, layout: ExpertLayout, shared: str | None = None
-) -> tuple[Weight, Weight]:
+    theirs: str, *, count: int, hidden: int, intermediate: int, layout: ExpertLayout, shared: str | None = None,
+    shared_count: int = 1,
+) -> tuple[Weight, Weight]:  # fmt: skip
     """Gate and up [count, 2 * intermediate, hidden] and down [count, hidden, intermediate], whatever the checkpoint has.
 
-    `shared`: the name of one more MLP of this size, which is put behind them.
+    `shared`: the name of one more MLP, which is put behind them: one of this size, or `shared_count` times as wide and cut.
     """
     gate_up: Weight
     down: Weight
@@ -99,8 +109,12 @@ def stacked_experts(
         gate_up, down = (Stack(tuple(parts)) for parts in zip(*each, strict=True))
     if shared is None:
         return gate_up, down
-    own_gate_up, own_down = _one_gated_mlp(shared, hidden, intermediate)
-    return Concat(0, (gate_up, Stack((own_gate_up,)))), Concat(0, (down, Stack((own_down,))))
+    if shared_count == 1:
+        own = [_one_gated_mlp(shared, hidden, intermediate)]
+    else:
+        own = list(_cut_gated_mlp(shared, hidden, intermediate, shared_count))
+    own_gate_up, own_down = (Stack(tuple(parts)) for parts in zip(*own, strict=True))
+    return Concat(0, (gate_up, own_gate_up)), Concat(0, (down, own_down))
 
 
 def experts(
@@ -120,6 +134,7 @@ def experts(
         intermediate=spec.intermediate_size,
         layout=layout,
         shared=None if spec.shared_expert == "none" else f"{theirs}.{shared}",
+        shared_count=spec.shared_count,
     )
 
 

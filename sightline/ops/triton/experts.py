@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from sightline.ops.experts import (
+    Groups,
     Held,
     Lists,
     Scores,
@@ -52,7 +53,7 @@ _SUMMED = 1024  # columns of a program of _sum
 def _route(
     logits, bias, experts, weights, tokens, scale, COUNT: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
     SHARED: tl.constexpr, GATED: tl.constexpr, LOWEST: tl.constexpr, ROWS: tl.constexpr, COUNT_PADDED: tl.constexpr,
-    CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
+    CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr, NORMALISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_dependencies(PDL)
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -68,7 +69,9 @@ def _route(
     key = tl.where(key > LOWEST, key, LOWEST)  # not-a-number too
     key = tl.where(number[None, :] < COUNT, key, float("-inf"))
     if not SIGMOID:
-        score = tl.exp(wide - tl.max(key, 1)[:, None])  # the sum over all experts would cancel
+        score = tl.exp(wide - tl.max(key, 1)[:, None])  # where weights are divided by their sum, that over all experts cancels
+        if not NORMALISE:
+            score = score / tl.sum(tl.where(number[None, :] < COUNT, score, 0.0), 1)[:, None]
     rank = tl.arange(0, CHOSEN_PADDED)
     best = tl.zeros((ROWS, CHOSEN_PADDED), tl.int32)
     value = tl.zeros((ROWS, CHOSEN_PADDED), tl.float32)
@@ -79,13 +82,15 @@ def _route(
         key = tl.where(is_first, float("-inf"), key)
         best = tl.where(rank[None, :] == offset, first[:, None], best)
         value = tl.where(rank[None, :] == offset, own[:, None], value)
-    value = value / (tl.sum(value, 1)[:, None] + 1e-20) * scale
+    if NORMALISE:
+        value = value / (tl.sum(value, 1)[:, None] + 1e-20)
+    value = value * scale
     if SHARED:
         own = tl.full((ROWS, 1), 1.0, tl.float32)
         if GATED:
             own = 1.0 / (1.0 + tl.exp(-tl.load(row + COUNT, mask=there, other=0.0).to(tl.float32)))
-        best = tl.where(rank[None, :] == CHOSEN, COUNT, best)
-        value = tl.where(rank[None, :] == CHOSEN, own, value)
+        best = tl.where(rank[None, :] >= CHOSEN, COUNT + rank[None, :] - CHOSEN, best)
+        value = tl.where(rank[None, :] >= CHOSEN, own, value)
     if HELD:
         best = tl.where((best >= FIRST) & (best < FIRST + HELD), best - FIRST, -1)
     offset = token[:, None] * (CHOSEN + SHARED) + rank[None, :]
@@ -96,26 +101,28 @@ def _route(
 
 def _can_route(
     logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
-    held: Held | None = None,
+    held: Held | None = None, shared_count: int = 1, normalise: bool = True, groups: Groups | None = None,
 ) -> bool:  # fmt: skip
-    return runs_here(logits) and logits.is_contiguous() and logits.numel() > 0 and (bias is None) == (scores == "softmax")
+    plain = groups is None and (bias is None) == (scores == "softmax")
+    return runs_here(logits) and logits.is_contiguous() and logits.numel() > 0 and plain
 
 
 @route_tokens.kernel("triton", when=_can_route, graph_safe=True)
 def route_tokens_triton(
     logits: torch.Tensor, bias: torch.Tensor | None, chosen: int, scores: Scores, scale: float, shared: Shared,
-    held: Held | None = None,
+    held: Held | None = None, shared_count: int = 1, normalise: bool = True, groups: Groups | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tokens, count = len(logits), logits.shape[1] - (shared == "gated")
-    columns = chosen + (shared != "none")
+    more = 0 if shared == "none" else shared_count
+    columns = chosen + more
     experts = torch.empty(tokens, columns, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, columns, dtype=torch.float32, device=logits.device)
     first, own = held or (0, 0)
     rows, warps = (1, 1) if tokens <= _FEW_TOKENS else (8, 4)
     _route[(triton.cdiv(tokens, rows),)](
         logits, logits if bias is None else bias, experts, weights, tokens, scale, count, chosen, scores == "sigmoid",
-        int(shared != "none"), int(shared == "gated"), _LOWEST, rows, next_power_of_2(count), next_power_of_2(columns),
-        first, own, num_warps=warps, **dependent_launch(tokens, logits.device),
+        more, int(shared == "gated"), _LOWEST, rows, next_power_of_2(count), next_power_of_2(columns),
+        first, own, normalise, num_warps=warps, **dependent_launch(tokens, logits.device),
     )  # fmt: skip
     return experts, weights
 

@@ -32,7 +32,7 @@ _MOST_PROGRAMS = 8 * PROGRAMS  # where contexts are uneven: most of them have no
 FEW_PARTS = 16  # (warps, blocks read ahead) of a program up to so many parts, and with more, when there are few sequences
 TUNED, TUNED_MANY_PARTS, TUNED_WIDE = (2, 4), (4, 2), (4, 3)  # the last for heads of 256
 ROWS = 16  # of the smallest matrix product
-_MOST_PARTS = 64
+MOST_PARTS = 64
 _ITEMS_JOINED = 16  # parts at a time
 
 
@@ -223,7 +223,7 @@ def decode(
         page_table.shape[1], parts, heads, kv_heads, head_dim, page_size, ROWS, KEYS, precision(q), cache.quantised,
         num_warps=warps, num_stages=stages, **early,
     )  # fmt: skip
-    _join[(count, heads)](*scratch, starts, lengths, out, parts, heads, head_dim, _MOST_PARTS, KEYS, only, **early)
+    _join[(count, heads)](*scratch, starts, lengths, out, parts, heads, head_dim, MOST_PARTS, KEYS, only, **early)
 
 
 Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # maxima, sums, partial
@@ -300,4 +300,4 @@ def parts_for(programs: int, contexts: tuple[int, ...]) -> int:
     longest = max(contexts)
     enough = -(-PROGRAMS // programs)
     uneven = min(-(-enough * longest * len(contexts) // max(1, sum(contexts))), _MOST_PROGRAMS // programs)
-    return next_power_of_2(max(1, min(max(enough, uneven), -(-longest // (2 * KEYS)), _MOST_PARTS)))
+    return next_power_of_2(max(1, min(max(enough, uneven), -(-longest // (2 * KEYS)), MOST_PARTS)))

@@ -36,6 +36,5 @@ FAMILY = Family(
     special_tokens=SPECIAL_TOKENS,
     chat_template=Path(__file__).with_name("chat_template.jinja"),
     replaces_code=True,
-    text_prefix="model.",
     tower=tower,
 )

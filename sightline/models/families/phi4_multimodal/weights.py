@@ -25,7 +25,8 @@ def weights(spec: ModelSpec) -> WeightTable:
             f"{_TOWER}.encoder.layers.{vision.depth}.*",
             f"{_TOWER}.post_layernorm.*",
             f"{_TOWER}.head.*",
-        )
+        ),
+        prefixes={"text.": "model."},
     )
     _tower(table, vision)
 
