@@ -72,7 +72,7 @@ def matrix(families: Iterable[Family], runs: Iterable[Run]) -> str:
                 _last(run for run in own if run.graphs) or "-",
                 _last(run for run in own if run.ranks > 1) or (_CPU if family.name in _RANKS_TRIED else "-"),
             )
-            experts = _experts(config[family.text_section])
+            experts = _experts(config.get(family.text_section, config))
             lines.append("| " + " | ".join((f"`{family.name}` ({kind})", size.upper(), experts, *cells)) + " |")
     return "\n".join(lines)
 

@@ -12,9 +12,11 @@ The folder is made when somebody is there to remove it, whoever of the two is ki
 import contextlib
 import ctypes
 import os
+import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +26,22 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from sightline.errors import ConfigError
+
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+_LONGEST_FOLDER = 107 - len("/worker")  # bytes: what the kernel takes as the path of a socket, but for the socket
 _LINGER_MS = 1000  # for what was said last
 _PARENT_CHECK_S = 0.2
+
+
+def name_of_socket_folder() -> Path:
+    """Of a folder that is yet to be made: among temporary files, or in /tmp where a socket there would have too long a path."""
+    name = f"sightline-{secrets.token_urlsafe(6)}"
+    places = [Path(tempfile.gettempdir()), Path("/tmp")]
+    found = next((place / name for place in places if len(os.fsencode(place / name)) <= _LONGEST_FOLDER), None)
+    if found is None:
+        raise ConfigError(f"The path of the folder for temporary files, {places[0]}, is too long for sockets; set TMPDIR.")
+    return found
 
 
 def folder_of(address: str) -> Path:

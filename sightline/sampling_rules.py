@@ -29,11 +29,15 @@ NUMBERS: dict[str, _Rule] = {
 
 
 def number(name: str, value: Any) -> float:
-    return float(_checked(name, float(_real(name, value)), NUMBERS[name]))
+    try:
+        found = float(_real(name, value))
+    except OverflowError:  # a whole number with hundreds of digits
+        found = math.inf if value > 0 else -math.inf
+    return float(_checked(name, found, NUMBERS[name]))
 
 
 def whole(name: str, value: Any) -> int:
-    if not float(_real(name, value)).is_integer():  # also for inf and nan
+    if not isinstance(_real(name, value), int) and not float(value).is_integer():  # also for inf and nan
         raise ParameterError(f"{name} is {value}, but must be a whole number.", name)
     return int(_checked(name, int(value), WHOLE[name]))
 

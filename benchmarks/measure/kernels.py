@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import sightline.ops
+from benchmarks.measure.crop_shapes import CROP_SHAPES
 from benchmarks.measure.expert_shapes import EXPERT_SHAPES
 from benchmarks.measure.kernel_case import KernelCase, Setting
 from benchmarks.measure.latent_shapes import LATENT_SHAPES
@@ -28,7 +29,9 @@ _CHIP_CACHE = 128e6  # bytes of inputs after which none is in the cache any more
 _MOST_COPIES = 8
 OUT_OF_MEMORY = "out of memory"  # a definition may be too large for a device; nothing else may fail
 # An op that is not here has no shapes.
-SHAPES = {**TOWER_SHAPES, **TEXT_SHAPES, **RECURRENT_SHAPES, **LATENT_SHAPES, **EXPERT_SHAPES, **SAMPLING_SHAPES}
+SHAPES = {
+    **TOWER_SHAPES, **CROP_SHAPES, **TEXT_SHAPES, **RECURRENT_SHAPES, **LATENT_SHAPES, **EXPERT_SHAPES, **SAMPLING_SHAPES,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 import contextlib
 import os
-import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import zmq
 
+from sightline.child_process import name_of_socket_folder
 from sightline.worker.messages import FromWorker, from_worker
 
 COMMAND = (sys.executable, "-m", "sightline.worker.main")
@@ -43,7 +41,7 @@ class WorkerProcess:
     ) -> None:
         """`name` is what messages call it. `start` makes one that will connect to an address."""
         self.name = name
-        self._folder = Path(tempfile.gettempdir()) / f"sightline-{secrets.token_urlsafe(6)}"
+        self._folder = name_of_socket_folder()
         self.socket = context.socket(zmq.PAIR)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self.socket.setsockopt(option, 0)

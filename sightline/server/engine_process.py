@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from sightline.child_process import name_of_socket_folder
 from sightline.server.engine_socket import EngineSocket
 from sightline.server.gpus import VARIABLE
 from sightline.server.heartbeats import Heartbeats
@@ -32,7 +30,7 @@ async def engine_process(
     The process inherits no folder but its name: if this process is killed, whatever exists by then has somebody to remove it
     (engine/link.py).
     """
-    folder = Path(tempfile.gettempdir()) / f"sightline-{secrets.token_urlsafe(6)}"
+    folder = name_of_socket_folder()
     address = f"ipc://{folder}/engine"
     async with contextlib.AsyncExitStack() as stack:
         heartbeats = Heartbeats(timeout_s)

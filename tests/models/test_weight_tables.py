@@ -168,10 +168,14 @@ def check_halves(folder: Path) -> list[VisionLanguageModel]:
 
 
 def with_two_keys(folder: Path, family: str, new: Path) -> Path:
-    """A key head is not cut: of a tiny model that has one alone, both ranks would have it."""
-    if read_model_spec(folder).text.attention.num_kv_heads > 1:
-        return folder
-    return many_heads(new / "two keys", family, {"text_config": {"num_key_value_heads": 2}})
+    """A key head is not cut: of a tiny model that has one alone, both ranks would have it. And experts of a width whose halves
+    are whole units."""
+    fields = {}
+    if read_model_spec(folder).text.attention.num_kv_heads == 1:
+        fields["num_key_value_heads"] = 2
+    if family == "qwen3.5-moe":
+        fields |= {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 96}
+    return many_heads(new / "two keys", family, {"text_config": fields}) if fields else folder
 
 
 @pytest.mark.parametrize("family", NAMES)
