@@ -33,7 +33,7 @@ from benchmarks.measure.device_name import device_name
 from sightline.bench.server_process import serving
 from sightline.config import MediaConfig, ModelConfig
 from sightline.encoder.graphs import TowerGraphs, for_graphs
-from sightline.models.device import choose_device, choose_dtype
+from sightline.models.device import choose_device, choose_dtype, use_device
 from sightline.models.files import ModelFiles, read_model_files
 from sightline.models.load import dummy_model, load_model
 from sightline.models.model import VisionLanguageModel
@@ -135,6 +135,7 @@ def run_rank(info: RankInfo, results: Any, grids: list[Grid], arguments: argpars
     torch.set_num_threads(1)
     files = read_model_files(ModelConfig(model=arguments.model), MediaConfig())
     device = choose_device(arguments.device, info.rank)
+    use_device(device)
     dtype = choose_dtype("auto", files.spec.dtype, device)
     group = Group.join(info, device)
     shard = shard_model(files.spec, info.rank, info.size, split_tower=True)

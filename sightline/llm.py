@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import queue
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from sightline.engine.thread import EngineThread
 from sightline.errors import ConfigError, PromptError
 from sightline.grammar.compile import check as check_form
 from sightline.media.decode import decode_image
+from sightline.models.device import use_device
 from sightline.models.files import read_model_files
 from sightline.models.model import VisionLanguageModel
 from sightline.prompt.items import load_item
@@ -60,6 +62,7 @@ class LLM:
         facts = self.engine.executor.facts
         self.device, self.dtype = torch.device(facts.device), getattr(torch, facts.dtype)
         self._thread = EngineThread(self.engine)
+        self._thread.call(functools.partial(use_device, self.device))
         # The thread knows the engine and not this object: with the last reference to it, the thread and the model's memory go.
         weakref.finalize(self, self._thread.end).atexit = False
 

@@ -22,6 +22,12 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
     return device
 
 
+def use_device(device: torch.device) -> None:
+    """From now on what this thread says of no device goes to this one: kernels of Triton, and collectives of plain numbers."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def choose_dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = checkpoint if device.type == "cuda" else "float32"

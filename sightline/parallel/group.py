@@ -24,6 +24,11 @@ _PATIENCE = datetime.timedelta(minutes=30)  # of a collective: a rank that hangs
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
+def has_gpu_of_its_own(device: torch.device, info: RankInfo) -> bool:
+    """Two ranks on one GPU are for tests: NCCL refuses them. The first GPU may come without its number."""
+    return device.type == "cuda" and torch.cuda.device_count() >= info.size and (device.index or 0) == info.rank
+
+
 class Group:
     """The ranks that hold a model together. `sent` counts bytes by kind, as a ring or a direct exchange sends them."""
 
@@ -42,8 +47,7 @@ class Group:
     @classmethod
     def join(cls, info: RankInfo, device: torch.device) -> "Group":
         """Waits until all are there."""
-        # Two ranks on one GPU are for tests: NCCL refuses them.
-        alone = device.type == "cuda" and torch.cuda.device_count() >= info.size and device.index == info.rank
+        alone = has_gpu_of_its_own(device, info)
         dist.init_process_group(
             "nccl" if alone else "gloo",
             init_method=Path(info.meeting).as_uri(),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from sightline.config import Config
-from sightline.models.device import choose_device, choose_dtype
+from sightline.models.device import choose_device, choose_dtype, use_device
 from sightline.models.experts import route_uniformly
 from sightline.models.files import ModelFiles
 from sightline.models.fp8_summary import summarise
@@ -35,6 +35,7 @@ def load_worker(
     """`clock` is told how long each part of it took. `rank`: this process, where several hold the model together."""
     chosen, clock = config.model, clock or StageClock()
     device = choose_device(chosen.device, 0 if rank is None else rank.rank)
+    use_device(device)
     dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
     ranks = None if rank is None else Ranks.join(rank, files.spec, config.engine, device)

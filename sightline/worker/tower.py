@@ -11,7 +11,7 @@ from sightline.config import Config
 from sightline.encoder.gpu_decode import choose_gpu_decoder
 from sightline.encoder.graphs import TowerGraphs, for_graphs
 from sightline.encoder.patch_maker import PatchMaker
-from sightline.models.device import choose_device, choose_dtype
+from sightline.models.device import choose_device, choose_dtype, use_device
 from sightline.models.files import ModelFiles
 from sightline.models.load import dummy_model, load_model
 from sightline.models.quantise import Quantiser
@@ -66,6 +66,7 @@ def load_tower(
     chosen, engine, clock = config.model, config.engine, clock or StageClock()
     check_limits(engine)
     device = choose_device(chosen.device)
+    use_device(device)
     dtype = choose_dtype(chosen.dtype, files.spec.dtype, device)
     quantiser = Quantiser(chosen.quantization, chosen.quantize_tower, files.spec.fp8)
     tilings = fix_tilings(device)  # the same bits as where the tower is beside the language model

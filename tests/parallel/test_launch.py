@@ -1,10 +1,13 @@
 """What torchrun's environment says."""
 
 import pytest
+import torch
 
 from sightline.config import Config, EngineConfig, ServerConfig
 from sightline.errors import ConfigError
+from sightline.parallel.group import has_gpu_of_its_own
 from sightline.parallel.launch import Launch
+from sightline.parallel.rank_info import RankInfo
 
 OF_TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -36,3 +39,10 @@ def test_how_many_ranks() -> None:
     assert several is not None
     with pytest.raises(ConfigError, match="4 processes on several machines"):
         several.applied_to(Config())
+
+
+@pytest.mark.parametrize(("name", "rank", "own"), [("cuda", 0, True), ("cuda:1", 1, True), ("cuda:0", 1, False), ("cpu", 0, False)])
+def test_ranks_with_a_gpu_each_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, rank: int, own: bool) -> None:
+    """Red if the first rank, whose GPU has no number in its name, would speak gloo where the others speak NCCL."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert has_gpu_of_its_own(torch.device(name), RankInfo(rank, 2, "/tmp/meeting")) is own
