@@ -41,7 +41,9 @@ def test_how_many_ranks() -> None:
         several.applied_to(Config())
 
 
-@pytest.mark.parametrize(("name", "rank", "own"), [("cuda", 0, True), ("cuda:1", 1, True), ("cuda:0", 1, False), ("cpu", 0, False)])
+@pytest.mark.parametrize(
+    ("name", "rank", "own"), [("cuda", 0, True), ("cuda:1", 1, True), ("cuda:0", 1, False), ("cpu", 0, False)]
+)
 def test_ranks_with_a_gpu_each_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, rank: int, own: bool) -> None:
     """Red if the first rank, whose GPU has no number in its name, would speak gloo where the others speak NCCL."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
