@@ -167,7 +167,7 @@ def test_without_ray_its_parts_say_what_to_install() -> None:
     import sightline.ray
     from sightline.errors import ConfigError
 
-    with pytest.raises(ConfigError, match=r"Ray is not installed; it comes with the extra: pip install 'sightline\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"Ray is not installed; it comes with the extra: pip install 'sightline-vlm\[ray\]'"):
         sightline.ray.app  # noqa: B018
 
 
