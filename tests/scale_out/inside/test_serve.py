@@ -39,7 +39,7 @@ URL = f"http://127.0.0.1:{PORT}"
 def config(**server: Any) -> Config:
     return Config(
         model=ModelConfig(device="cpu"),
-        engine=EngineConfig(decode_threads=1, cpu_threads=1),
+        engine=EngineConfig(decode_threads=1, cpu_threads=1, max_num_seqs=8),
         server=ServerConfig(
             **{"admin_api_key": ADMIN, "restart_backoff_s": 0.2, "max_restarts": 1, "drain_timeout_s": 20.0, **server}
         ),
